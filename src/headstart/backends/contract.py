@@ -1,0 +1,283 @@
+"""What a kind of isolation must offer: the seam between the runtime and its backends.
+
+A backend *prepares* a template once (unpacks, mounts, preloads) and then *starts*
+sandboxes from it. A failing command is data (`Completed`, `ExitStatus`); a failing
+sandbox raises `BackendError`. The conformance suite is `headstart.testing.contract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from headstart.core.events import PrepareForm
+from headstart.ids import SandboxId
+
+__all__ = [
+    "Backend",
+    "ByteStreams",
+    "Capabilities",
+    "Command",
+    "Completed",
+    "ExitStatus",
+    "Identity",
+    "Leftovers",
+    "Limits",
+    "Mount",
+    "MountMode",
+    "Network",
+    "Preload",
+    "Prepared",
+    "RunningSandbox",
+    "Template",
+    "Usage",
+]
+
+
+class Network(Enum):
+    """What a sandbox can reach."""
+
+    NONE = "none"
+    """Its own loopback only."""
+    HOST = "host"
+    """What the host reaches, except cloud metadata addresses."""
+
+
+class MountMode(Enum):
+    """How a host path shows inside."""
+
+    READ_ONLY = "ro"
+    READ_WRITE = "rw"
+    """Writes reach the host."""
+    OVERLAY = "overlay"
+    """Writable, but writes stay in the sandbox and go with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A host path that a sandbox sees, at the same path unless `target` says otherwise."""
+
+    source: Path
+    target: Path
+    mode: MountMode = MountMode.READ_ONLY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one sandbox may use; None where the host's own limit is enough."""
+
+    memory_bytes: int | None = 2_000_000_000
+    cpu_cores: float | None = None
+    pids: int | None = 512
+    scratch_bytes: int | None = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A program to run. `env` is the whole environment, nothing is inherited from the service."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    cwd: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preload:
+    """How a zygote of a Python program is made.
+
+    Attributes:
+        interpreter: The program's own Python (its venv's), absolute.
+        modules: What a cold start had imported when it was ready, in import order.
+        entry: The script to run with `runpy`, or `-m module`.
+    """
+
+    interpreter: str
+    modules: tuple[str, ...]
+    entry: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What sandboxes are started from.
+
+    Attributes:
+        name: For people, messages and paths; not unique.
+        command: The entry command (`attach` runs it).
+        private_home: The home directory inside; it is private and starts empty.
+        preload: If given, prepare a zygote; else every start is cold.
+    """
+
+    name: str
+    command: Command
+    mounts: tuple[Mount, ...] = ()
+    network: Network = Network.NONE
+    limits: Limits = Limits()
+    private_home: str = "/home/sandbox"
+    preload: Preload | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What one sandbox carries as its own."""
+
+    sandbox: SandboxId
+    hostname: str = "sandbox"
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Added over the command's environment (secrets of the principal)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can do, and what it cannot protect against."""
+
+    isolation: str
+    """One line for people: "namespaces, id-mapped root, seccomp" or "none"."""
+    zygotes: bool = False
+    network: frozenset[Network] = frozenset({Network.HOST})
+    limits: bool = False
+    weaker: tuple[str, ...] = ()
+    """One line each: what is weaker here than the backend's best, and the cure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitStatus:
+    """How a process ended: an exit code, or the signal that killed it."""
+
+    code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A command's end and its output (each at most 1 MiB here; more is cut and said so)."""
+
+    status: ExitStatus
+    stdout: bytes
+    stderr: bytes
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a sandbox has used: PSS or its cgroup's charge (never a sum of RSS), and CPU time."""
+
+    memory_bytes: int
+    cpu_s: float
+    processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """What is still there of a backend after `aclose`; all zero unless something is wrong."""
+
+    processes: int = 0
+    mounts: int = 0
+    cgroups: int = 0
+    directories: int = 0
+
+
+class ByteStreams(Protocol):
+    """The stdio of the entry command, as raw pipes."""
+
+    @property
+    def stdin(self) -> ByteSendStream: ...
+    @property
+    def stdout(self) -> ByteReceiveStream: ...
+    @property
+    def stderr(self) -> ByteReceiveStream: ...
+
+    async def wait(self) -> ExitStatus:
+        """Return when the command has ended. Cancelling leaves it running."""
+        ...
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the command; harmless when it has ended."""
+        ...
+
+
+class Prepared(Protocol):
+    """A template made ready to start from. Owned by the backend; closed with `aclose`."""
+
+    @property
+    def template(self) -> Template: ...
+    @property
+    def form(self) -> PrepareForm: ...
+
+    @property
+    def preload_cpu_s(self) -> float:
+        """CPU-seconds that preparing took (0 for cold)."""
+        ...
+
+    async def usage(self) -> Usage:
+        """What the prepared form itself holds (the zygote's own memory; zero for cold)."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of it. Sandboxes that were started from it live on."""
+        ...
+
+
+class RunningSandbox(Protocol):
+    """One sandbox. Owned by one task; everyone else holds its id."""
+
+    @property
+    def id(self) -> SandboxId: ...
+
+    async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
+        """Run a command to its end. Cancelling kills it and what it started.
+
+        Raises:
+            TimeoutError: `timeout_s` passed; the command was killed.
+            BackendError: The sandbox failed (it is gone, or could not start the command).
+        """
+        ...
+
+    def attach(self) -> AbstractAsyncContextManager[ByteStreams]:
+        """Start the template's entry command (once per sandbox) and yield its stdio.
+
+        On leaving: stdin is closed, then the command gets SIGTERM, then SIGKILL, each
+        after a bounded wait.
+        """
+        ...
+
+    async def raise_priority(self) -> None:
+        """From now on somebody waits for it: give it its full share of the CPU."""
+        ...
+
+    async def usage(self) -> Usage: ...
+
+    async def aclose(self) -> None:
+        """Kill everything in it and remove it. Idempotent; completes under cancellation."""
+        ...
+
+
+class Backend(Protocol):
+    """One kind of isolation; entered with `async with`, and everything in it ends with it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def prepare(self, template: Template) -> Prepared:
+        """Make a template ready.
+
+        Raises:
+            BackendError: It cannot be (a mount's source is missing, the preload crashed).
+        """
+        ...
+
+    async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> RunningSandbox:
+        """Start a sandbox; `background` gives it less CPU until `raise_priority`."""
+        ...
+
+    async def leftovers(self) -> Leftovers:
+        """Count what is there of this backend's own."""
+        ...

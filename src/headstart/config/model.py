@@ -1,0 +1,181 @@
+"""The settings as the rest of the code sees them: plain frozen values, already checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from headstart.ids import ResourceId
+
+__all__ = [
+    "EffectName",
+    "MountSetting",
+    "PoolMode",
+    "PoolSettings",
+    "ServerSettings",
+    "ServiceSettings",
+    "Settings",
+    "Upstream",
+    "WarmupCall",
+]
+
+EffectName = str
+"""`read`, `write` or `external`."""
+
+
+class PoolMode(Enum):
+    """Who is warm when."""
+
+    EAGER = "eager"
+    ON_DEMAND = "on-demand"
+    RESERVED = "reserved"
+    PREDICTIVE = "predictive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountSetting:
+    """A host path a server may see."""
+
+    path: Path
+    mode: str = "ro"
+    """`ro`, `rw` or `overlay` (writable, and gone with the sandbox)."""
+    target: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupCall:
+    """A READ call that a fresh sandbox answers before it counts as warm."""
+
+    tool: str
+    arguments: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """One entry of `mcpServers`, with its `headstart` object.
+
+    Attributes:
+        command, args, env, cwd: A stdio server's launch spec; `command` is None for a remote one.
+        url, headers: A remote server's (streamable HTTP).
+        shared: One sandbox for all sessions of a principal.
+        zygote: `auto`, `never`, or `always` (fail instead of starting cold).
+        network: `none` or `host`.
+        trust_annotations: Believe the server's own tool hints.
+        effects: Tool name to effect, the operator's override.
+        keywords: More words that point to this server.
+        session_env: Names in `env` whose values differ per session.
+        start_timeout_s / call_timeout_s: Deadlines; None means no limit for calls.
+    """
+
+    name: ResourceId
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    cwd: Path | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    shared: bool = False
+    zygote: str = "auto"
+    network: str = "none"
+    mounts: tuple[MountSetting, ...] = ()
+    memory_mb: int | None = None
+    cpu_cores: float | None = None
+    pids: int | None = None
+    warmup: WarmupCall | None = None
+    trust_annotations: bool = False
+    effects: Mapping[str, EffectName] = field(default_factory=dict[str, str])
+    keywords: tuple[str, ...] = ()
+    session_env: tuple[str, ...] = ()
+    start_timeout_s: float = 120.0
+    call_timeout_s: float | None = None
+    disabled: bool = False
+
+    @property
+    def remote(self) -> bool:
+        return self.url is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """How much may be done early, and with what.
+
+    Attributes:
+        memory_mb: For all sandboxes and zygotes together.
+        starts_at_once: Start slots; None means one per CPU core.
+        gamma: Distinct keyword hits that make a server a candidate.
+        prefetch: `priced` or `paper` (SpecBox's thresholds).
+        waste_price: λ of the bet rule: seconds that one wasted CPU-second is worth.
+        waste_cpu_share: Wasted CPU-seconds allowed per second of wall time.
+        waste_memory_mb: Memory that unclaimed bets may hold at any time.
+        reserved_sets: In `reserved`: complete sets kept warm for sessions that have not come yet.
+        idle_stop_s: When a sandbox that only served READ calls may be stopped at the latest.
+    """
+
+    mode: PoolMode = PoolMode.PREDICTIVE
+    zygotes: bool = True
+    memory_mb: int = 4_000
+    starts_at_once: int | None = None
+    gamma: int = 2
+    prefetch: str = "priced"
+    waste_price: float = 0.2
+    waste_cpu_share: float = 0.5
+    waste_memory_mb: int = 1_500
+    reserved_sets: int = 1
+    idle_stop_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """A model server behind the proxy: `/<prefix>/v1/…` goes to `<base_url>/…`.
+
+    `base_url` ends in the API's version, as SDKs take it (`https://api.openai.com/v1`).
+    The upstream named `default` also answers at `/v1/…`.
+    """
+
+    prefix: str
+    base_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """The port and who may use it.
+
+    Attributes:
+        keys: API keys; each is its own principal. Required off loopback.
+        session_idle_s / session_cap: When abandoned sessions end, and how many are kept.
+        learn_timeout_s: How long a first list waits for learning.
+        journal: `digests` or `full` (content too).
+        learn_text: Remember texts that led to calls; None: only while there is one principal.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8787
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    backend: str = "auto"
+    """`auto` (local, or refuse), `local` or `process` (no isolation)."""
+    session_idle_s: float = 1_800.0
+    session_cap: int = 1_000
+    learn_timeout_s: float = 60.0
+    journal: str = "digests"
+    learn_text: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything, from all files, defaults filled in.
+
+    Attributes:
+        state_dir: Where state lives (0700); the files in it are 0600.
+    """
+
+    servers: tuple[ServerSettings, ...]
+    state_dir: Path
+    pool: PoolSettings = PoolSettings()
+    service: ServiceSettings = ServiceSettings()
+    upstreams: tuple[Upstream, ...] = ()
+    sources: tuple[Path, ...] = ()
+    """The files this came from."""

@@ -1,0 +1,154 @@
+"""Every error that Headstart raises on purpose.
+
+The tree; one class per fact, flat where it can be::
+
+    HeadstartError
+    ├── ConfigError              a file, key or value the user wrote cannot be used
+    ├── InvalidTransition        a state machine met an event it has no row for (our bug)
+    ├── CatalogueUnavailable     a server's lists are not known and could not be learned
+    ├── ServerUnavailable        an MCP server cannot be started, or died, or is backing off
+    │   └── StartTimedOut        … it did not answer its handshake in time (also TimeoutError)
+    ├── UnauthorizedUpstream     a remote MCP server wants credentials; its challenge is carried along
+    ├── SandboxLost              a sandbox that owned state is gone; the state went with it
+    ├── BudgetExceeded           a memory, start or waste budget leaves no room
+    ├── BackendError             a backend failed at its own work
+    │   └── BackendUnavailable   … because this machine cannot run it
+    ├── SessionUnknown           no such session (or it has ended)
+    └── UpstreamUnavailable      the model server could not be reached
+
+A message names what, where and the cure. `hint` is the cure alone, so that the CLI
+can put it on its own line.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "BackendUnavailable",
+    "BudgetExceeded",
+    "CatalogueUnavailable",
+    "ConfigError",
+    "HeadstartError",
+    "InvalidTransition",
+    "SandboxLost",
+    "ServerUnavailable",
+    "SessionUnknown",
+    "StartTimedOut",
+    "UnauthorizedUpstream",
+    "UpstreamUnavailable",
+]
+
+
+class HeadstartError(Exception):
+    """Base of all deliberate errors.
+
+    Attributes:
+        hint: What the reader can do about it, or None.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(HeadstartError):
+    """A configuration file or option cannot be used.
+
+    Attributes:
+        where: `file:line` or the option's name.
+        key: The dotted key at fault, or None for the file as a whole.
+    """
+
+    def __init__(self, message: str, *, where: str, key: str | None = None, hint: str | None = None) -> None:
+        super().__init__(": ".join(part for part in (where, key, message) if part), hint=hint)
+        self.where = where
+        self.key = key
+
+
+class InvalidTransition(HeadstartError):
+    """A state machine was handed an event that its state has no row for.
+
+    Attributes:
+        subject: The id of the sandbox or call concerned.
+        state: The state that it was in.
+        event: The event's class name.
+        story: Its transitions so far, oldest first, one line each.
+    """
+
+    def __init__(self, *, subject: str, state: str, event: str, story: tuple[str, ...]) -> None:
+        told = "".join(f"\n  {line}" for line in story)
+        super().__init__(f"{subject}: {event} is not possible in state {state!r}; its story:{told}")
+        self.subject = subject
+        self.state = state
+        self.event = event
+        self.story = story
+
+
+class CatalogueUnavailable(HeadstartError):
+    """A server's tools, prompts and resources are unknown and could not be learned in time."""
+
+
+class ServerUnavailable(HeadstartError):
+    """An MCP server cannot serve: it did not start, died, or is backing off after failures.
+
+    Attributes:
+        server: Its name in the config.
+        retry_after_s: Seconds until the next start will be tried, or None.
+    """
+
+    def __init__(
+        self, message: str, *, server: str, retry_after_s: float | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.server = server
+        self.retry_after_s = retry_after_s
+
+
+class StartTimedOut(ServerUnavailable, TimeoutError):
+    """A server did not answer its handshake within its start deadline."""
+
+
+class UnauthorizedUpstream(HeadstartError):
+    """A remote MCP server answered 401 or 403; the client must see the challenge itself.
+
+    Attributes:
+        status: The HTTP status.
+        challenge: Its `WWW-Authenticate` value, "" if it sent none.
+    """
+
+    def __init__(self, message: str, *, status: int, challenge: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.challenge = challenge
+
+
+class SandboxLost(HeadstartError):
+    """The sandbox that held this session's state is gone; a new one starts empty.
+
+    Attributes:
+        server: The server whose sandbox was lost.
+    """
+
+    def __init__(self, message: str, *, server: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.server = server
+
+
+class BudgetExceeded(HeadstartError):
+    """A budget (memory, starts, waste) leaves no room for what was asked."""
+
+
+class BackendError(HeadstartError):
+    """A backend failed at its own work (not: a command that it ran failed)."""
+
+
+class BackendUnavailable(BackendError):
+    """This machine cannot run the backend; the message says what is missing."""
+
+
+class SessionUnknown(HeadstartError):
+    """No such session: it never was, or has ended."""
+
+
+class UpstreamUnavailable(HeadstartError):
+    """The model server behind the proxy could not be reached."""

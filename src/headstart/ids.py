@@ -1,0 +1,65 @@
+"""Names for things, each its own type, and the source that makes new ones.
+
+Below everything; imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from typing import NewType, Protocol
+
+__all__ = [
+    "CallId",
+    "GenerationId",
+    "IdSource",
+    "PrincipalId",
+    "RandomIds",
+    "ResourceId",
+    "SandboxId",
+    "SequentialIds",
+    "SessionId",
+]
+
+PrincipalId = NewType("PrincipalId", str)
+"""The tenant: whose key, quotas, secrets and learned data."""
+
+SessionId = NewType("SessionId", str)
+"""A conversation or a tool client's connection, as far as they are known to be one."""
+
+GenerationId = NewType("GenerationId", str)
+"""One model response being written: one request to the proxy."""
+
+CallId = NewType("CallId", str)
+"""One request of a tool client that needs a sandbox to answer."""
+
+SandboxId = NewType("SandboxId", str)
+"""A running (or starting) isolated environment."""
+
+ResourceId = NewType("ResourceId", str)
+"""What a bet can be about. For an MCP server: its name in the config."""
+
+
+class IdSource(Protocol):
+    """Makes ids that were never used before."""
+
+    def new(self, kind: str) -> str:
+        """Return a fresh id that begins with `kind`, a short word such as `"ses"`."""
+        ...
+
+
+class RandomIds:
+    """Unguessable ids: 96 random bits after the kind. What the service uses."""
+
+    def new(self, kind: str) -> str:
+        return f"{kind}_{secrets.token_hex(12)}"
+
+
+class SequentialIds:
+    """Predictable ids (`ses_1`, `ses_2`, …) for tests and replays."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+
+    def new(self, kind: str) -> str:
+        return f"{kind}_{next(self._next)}"

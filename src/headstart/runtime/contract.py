@@ -1,0 +1,150 @@
+"""What the gateway, the proxy and the control API may ask of the runtime.
+
+The runtime speaks MCP by method name and raw JSON objects: what a server sent is what a
+client gets, unknown fields and their order included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headstart.core.stream import ModelEvent
+from headstart.ids import PrincipalId, ResourceId, SessionId
+
+__all__ = ["Catalogue", "ClientChannel", "JsonObject", "LearnProgress", "ServerEntry", "SessionScope", "ToolRuntime"]
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """All that an MCP server tells about itself, as it told it.
+
+    Attributes:
+        initialize: Its `initialize` result (capabilities, serverInfo, instructions).
+        digest: Of launch spec, credentials' scope and the lists' bytes.
+    """
+
+    server: ResourceId
+    digest: str
+    initialize: JsonObject
+    tools: Sequence[JsonObject] = ()
+    resources: Sequence[JsonObject] = ()
+    resource_templates: Sequence[JsonObject] = ()
+    prompts: Sequence[JsonObject] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEntry:
+    """A configured server, as the gateway lists it."""
+
+    name: ResourceId
+    remote: bool
+    learned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionScope:
+    """Who a tool client is.
+
+    Attributes:
+        session: Its id (URL, header, Mcp-Session-Id or credential, in this order).
+        servers: What it can reach; empty means all.
+        credentials: Digest of the credentials that came along, "" for none. Never the
+            credentials themselves.
+        passthrough_headers: Headers for remote servers (Authorization), kept in memory only.
+    """
+
+    session: SessionId
+    principal: PrincipalId
+    servers: tuple[ResourceId, ...] = ()
+    credentials: str = ""
+    passthrough_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+class LearnProgress(Protocol):
+    """Told how far the learning of unknown servers is."""
+
+    async def __call__(self, *, done: int, total: int, message: str) -> None: ...
+
+
+class ClientChannel(Protocol):
+    """The way back to a tool client while one of its requests is open."""
+
+    async def progress(self, params: JsonObject) -> None:
+        """Forward `notifications/progress` for this request (with the client's own token)."""
+        ...
+
+    async def notify(self, method: str, params: JsonObject | None) -> None:
+        """Forward any other notification."""
+        ...
+
+    async def request(self, method: str, params: JsonObject | None) -> JsonObject:
+        """Forward a server's own request (sampling, elicitation, roots).
+
+        Raises:
+            MCPError: The client refused or cannot.
+        """
+        ...
+
+
+class ToolRuntime(Protocol):
+    """The runtime as seen from above. All methods are for the service's own event loop."""
+
+    def servers(self, principal: PrincipalId) -> Sequence[ServerEntry]:
+        """The configured servers in config order."""
+        ...
+
+    async def catalogue(
+        self, server: ResourceId, scope: SessionScope, *, progress: LearnProgress | None = None
+    ) -> Catalogue:
+        """Return a server's lists; at once if they are known, else learn them first.
+
+        Single-flight per server and credentials' scope, and bounded; cancelling one
+        waiter leaves the learning to the others.
+
+        Raises:
+            CatalogueUnavailable: They could not be learned; the message says why.
+            UnauthorizedUpstream: A remote server answered 401 (the challenge is in it).
+        """
+        ...
+
+    def open_session(self, scope: SessionScope) -> None:
+        """Make the session known (idempotent; the newest headers win)."""
+        ...
+
+    async def close_session(self, session: SessionId, *, reason: str) -> None:
+        """End a session and stop its sandboxes; idempotent."""
+        ...
+
+    async def request(
+        self, scope: SessionScope, server: ResourceId, method: str, params: JsonObject | None, channel: ClientChannel
+    ) -> JsonObject:
+        """Send one MCP request to the session's own sandbox of `server`, starting it if need be.
+
+        Returns:
+            The result object as the server sent it.
+
+        Cancelling sends `notifications/cancelled` to the server and gives the call up.
+
+        Raises:
+            MCPError: The server answered with a JSON-RPC error, which is passed on as is.
+            ServerUnavailable: It could not be started, died, or backs off.
+            SandboxLost: It had state of this session and is gone; told once, then a new one starts.
+            BudgetExceeded: No memory for it.
+        """
+        ...
+
+    async def notify(self, scope: SessionScope, server: ResourceId, method: str, params: JsonObject | None) -> None:
+        """Pass a client's notification to the session's sandbox, if there is one."""
+        ...
+
+    def listen(self, session: SessionId, channel: ClientChannel | None) -> None:
+        """Where to send what servers say outside of any request (list_changed, updates, logs)."""
+        ...
+
+    def observe(self, event: ModelEvent) -> None:
+        """Take what a model was seen to say. Never blocks, never raises."""
+        ...
