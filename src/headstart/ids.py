@@ -10,6 +10,8 @@ import secrets
 from typing import NewType, Protocol
 
 __all__ = [
+    "LOCAL_PRINCIPAL",
+    "PRINCIPAL_SCOPE_KEY",
     "CallId",
     "GenerationId",
     "IdSource",
@@ -19,6 +21,7 @@ __all__ = [
     "SandboxId",
     "SequentialIds",
     "SessionId",
+    "session_named",
 ]
 
 PrincipalId = NewType("PrincipalId", str)
@@ -38,6 +41,22 @@ SandboxId = NewType("SandboxId", str)
 
 ResourceId = NewType("ResourceId", str)
 """What a bet can be about. For an MCP server: its name in the config."""
+
+
+LOCAL_PRINCIPAL = PrincipalId("local")
+"""Who everybody is while no keys are configured."""
+
+PRINCIPAL_SCOPE_KEY = "headstart.principal"
+"""Where the port's guard leaves the `PrincipalId` of a request, in its ASGI scope."""
+
+
+def session_named(principal: PrincipalId, name: str) -> SessionId:
+    """Return the session that a client names `name` (in a URL or header), kept apart by principal.
+
+    >>> session_named(LOCAL_PRINCIPAL, "run-1"), session_named(PrincipalId("key_ab"), "run-1")
+    ('run-1', 'key_ab/run-1')
+    """
+    return SessionId(name if principal == LOCAL_PRINCIPAL else f"{principal}/{name}")
 
 
 class IdSource(Protocol):

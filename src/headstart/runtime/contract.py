@@ -71,17 +71,21 @@ class LearnProgress(Protocol):
 
 
 class ClientChannel(Protocol):
-    """The way back to a tool client while one of its requests is open."""
+    """The way back to a tool client while one of its requests is open.
+
+    `server` says who speaks; it is needed on the channel given to `listen`, where no
+    request of the client's tells.
+    """
 
     async def progress(self, params: JsonObject) -> None:
         """Forward `notifications/progress` for this request (with the client's own token)."""
         ...
 
-    async def notify(self, method: str, params: JsonObject | None) -> None:
+    async def notify(self, method: str, params: JsonObject | None, *, server: ResourceId | None = None) -> None:
         """Forward any other notification."""
         ...
 
-    async def request(self, method: str, params: JsonObject | None) -> JsonObject:
+    async def request(self, method: str, params: JsonObject | None, *, server: ResourceId | None = None) -> JsonObject:
         """Forward a server's own request (sampling, elicitation, roots).
 
         Raises:
