@@ -86,6 +86,7 @@ class LeaseRefusal(Enum):
     STATE_LOST = "the sandbox that held this session's state is gone"
     DRAINING = "the service is stopping"
     UNKNOWN_RESOURCE = "no such server"
+    SESSION_CLOSED = "its session is not open"
 
 
 # ---------------------------------------------------------------- events
