@@ -1,0 +1,270 @@
+"""Reads `mcpServers` files and `headstart.toml` into `Settings`.
+
+Nothing is read from the environment here but the variables that a file names
+(`${NAME}`, `${NAME:-default}`), and those come in as a mapping.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from headstart.config.files import HeadstartFile, McpFile, McpServerEntry, MountOption, ServerOptions
+from headstart.config.model import (
+    MountSetting,
+    PoolMode,
+    PoolSettings,
+    ServerSettings,
+    ServiceSettings,
+    Settings,
+    Upstream,
+    WarmupCall,
+)
+from headstart.config.problems import duplicate_key, first_location, invalid_value, line_in_json, line_in_toml
+from headstart.errors import ConfigError
+from headstart.ids import ResourceId
+
+__all__ = ["load_settings", "read_mcp_file"]
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def load_settings(
+    *,
+    config: Path | None,
+    mcp_files: tuple[Path, ...] = (),
+    variables: Mapping[str, str],
+    state_dir: Path,
+) -> Settings:
+    """Read everything and check it.
+
+    Args:
+        config: `headstart.toml`, or None for defaults only.
+        mcp_files: More `mcpServers` files, beside those that the config names.
+        variables: Where `${NAME}` is looked up.
+        state_dir: Used unless the config names another.
+
+    Raises:
+        ConfigError: A file cannot be read or used; the message is one line.
+    """
+    file, text = _read_headstart_file(config) if config else (HeadstartFile(), "")
+    base = config.parent if config else Path.cwd()
+    named = [file.mcp] if isinstance(file.mcp, str) else file.mcp
+    sources = [(base / name).expanduser() for name in named] + list(mcp_files)
+    servers: dict[str, ServerSettings] = {}
+    for source in dict.fromkeys(path.resolve() for path in sources):
+        for server in read_mcp_file(source, variables=variables):
+            if server.name in servers:
+                raise ConfigError(
+                    f"server {server.name!r} is in two files",
+                    where=str(source),
+                    hint="rename one of them, or load one file only",
+                )
+            servers[server.name] = server
+    for name, options in file.servers.items():
+        where = f"{config}:{line_in_toml(text, ['servers', name])}"
+        if name not in servers:
+            known = ", ".join(servers) or "none"
+            raise ConfigError(
+                "no such server in the mcpServers files",
+                where=where,
+                key=f"servers.{name}",
+                hint=f"known servers: {known}",
+            )
+        servers[name] = _with_options(servers[name], options, where=where, key=f"servers.{name}", base=base)
+    settings = Settings(
+        servers=tuple(server for server in servers.values() if not server.disabled),
+        state_dir=Path(file.state_dir).expanduser() if file.state_dir else state_dir,
+        pool=_pool(file),
+        service=replace(ServiceSettings(), **_given(file.service)),
+        upstreams=_upstreams(file, where=str(config), text=text),
+        sources=tuple(([config] if config else []) + sources),
+    )
+    _check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class _McpDocument:
+    """An `mcpServers` file and where its keys stand."""
+
+    path: Path
+    text: str
+    top: str
+    variables: Mapping[str, str]
+
+    def where(self, *path: str | int) -> str:
+        return f"{self.path.name}:{line_in_json(self.text, [self.top, *path])}"
+
+    def expand(self, value: str, *path: str | int) -> str:
+        return _expand(value, self.variables, where=self.where(*path), key=".".join(map(str, path)))
+
+
+def read_mcp_file(path: Path, *, variables: Mapping[str, str]) -> list[ServerSettings]:
+    """Read one `mcpServers` JSON file; it is never written."""
+    text = _read_text(path)
+    try:
+        if error := duplicate_key(text, file=path.name):
+            raise error
+        file = McpFile.model_validate_json(text)
+    except json.JSONDecodeError as exc:
+        raise ConfigError(f"not valid JSON: {exc.msg}", where=f"{path.name}:{exc.lineno}") from exc
+    except ValidationError as exc:
+        line = line_in_json(text, first_location(exc))
+        raise invalid_value(exc, model=McpFile, where=f"{path.name}:{line}", prefix=[]) from exc
+    entries = file.mcpServers if file.mcpServers is not None else file.servers
+    if entries is None:
+        hint = '{"mcpServers": {"git": {"command": …}}}'
+        raise ConfigError('no "mcpServers" object', where=f"{path.name}:1", hint=hint)
+    top = "mcpServers" if file.mcpServers is not None else "servers"
+    document = _McpDocument(path, text, top, variables)
+    return [_server(name, raw, document) for name, raw in entries.items()]
+
+
+def _server(name: str, raw: object, document: _McpDocument) -> ServerSettings:
+    if not _SERVER_NAME.fullmatch(name) or "__" in name:
+        hint = "letters, digits, '-', '_' and '.', at most 64, without '__'"
+        raise ConfigError("not a usable server name", where=document.where(name), key=name, hint=hint)
+    try:
+        entry = McpServerEntry.model_validate(raw)
+    except ValidationError as exc:
+        at = document.where(name, *first_location(exc))
+        raise invalid_value(exc, model=McpServerEntry, where=at, prefix=[name]) from exc
+    if (entry.command is None) == (entry.url is None):
+        problem = "has neither command nor url" if entry.command is None else "has both command and url"
+        hint = 'give "command" (stdio) or "url" (remote), one of the two'
+        raise ConfigError(problem, where=document.where(name), key=name, hint=hint)
+    if entry.type == "sse":
+        hint = 'use its streamable HTTP url with "type": "http"'
+        raise ConfigError(
+            "the old SSE transport is not spoken", where=document.where(name, "type"), key=f"{name}.type", hint=hint
+        )
+    server = ServerSettings(
+        name=ResourceId(name),
+        command=None if entry.command is None else document.expand(entry.command, name, "command"),
+        args=tuple(document.expand(arg, name, "args", i) for i, arg in enumerate(entry.args)),
+        env={key: document.expand(value, name, "env", key) for key, value in entry.env.items()},
+        cwd=Path(document.expand(entry.cwd, name, "cwd")).expanduser() if entry.cwd else None,
+        url=None if entry.url is None else document.expand(entry.url, name, "url"),
+        headers={key: document.expand(value, name, "headers", key) for key, value in entry.headers.items()},
+        disabled=entry.disabled,
+    )
+    if entry.headstart is None:
+        return server
+    at = document.where(name, "headstart")
+    return _with_options(server, entry.headstart, where=at, key=f"{name}.headstart", base=document.path.parent)
+
+
+def _with_options(
+    server: ServerSettings, options: ServerOptions, *, where: str, key: str, base: Path
+) -> ServerSettings:
+    if options.shared is not None and options.instance is not None and options.shared != (options.instance == "shared"):
+        raise ConfigError("instance and shared contradict each other", where=where, key=key, hint="keep one of them")
+    given = _given(options)
+    given.pop("instance", None)
+    if options.instance is not None:
+        given["shared"] = options.instance == "shared"
+    if options.mounts is not None:
+        given["mounts"] = tuple(_mount(mount, base=base) for mount in options.mounts)
+    if options.warmup is not None:
+        given["warmup"] = WarmupCall(tool=options.warmup.tool, arguments=options.warmup.arguments)
+    return replace(server, **given)
+
+
+def _mount(mount: MountOption | str, *, base: Path) -> MountSetting:
+    option = MountOption(path=mount) if isinstance(mount, str) else mount
+    path = base / Path(option.path).expanduser()
+    return MountSetting(path=path, mode=option.mode, target=Path(option.target) if option.target else None)
+
+
+def _pool(file: HeadstartFile) -> PoolSettings:
+    given = _given(file.pool)
+    if "mode" in given:
+        given["mode"] = PoolMode(given["mode"])
+    return replace(PoolSettings(), **given)
+
+
+def _upstreams(file: HeadstartFile, *, where: str, text: str) -> tuple[Upstream, ...]:
+    found: list[Upstream] = []
+    for prefix, url in file.upstreams.items():
+        parts = urlsplit(url)
+        at = f"{where}:{line_in_toml(text, ['upstreams', prefix])}"
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ConfigError(f"{url!r} is not an http(s) URL", where=at, key=f"upstreams.{prefix}")
+        if prefix in {"mcp", "s", "headstart", "v1"} or not _SERVER_NAME.fullmatch(prefix):
+            raise ConfigError(
+                "this prefix is taken or not usable", where=at, key=f"upstreams.{prefix}", hint="choose another word"
+            )
+        if parts.path.rstrip("/").endswith("/v1/v1"):
+            raise ConfigError("the path has /v1 twice", where=at, key=f"upstreams.{prefix}", hint="end it in one /v1")
+        found.append(Upstream(prefix=prefix, base_url=url.rstrip("/")))
+    return tuple(found)
+
+
+def _check_port_safety(settings: Settings, *, where: str) -> None:
+    service = settings.service
+    if service.host in {"127.0.0.1", "::1", "localhost"} or service.keys:
+        return
+    raise ConfigError(
+        f"{service.host} can be reached from other machines and no key is set",
+        where=where,
+        key="service.host",
+        hint='set service.keys = ["…"] (32 random characters or more), or listen on 127.0.0.1',
+    )
+
+
+def _read_headstart_file(path: Path) -> tuple[HeadstartFile, str]:
+    text = _read_text(path)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        line = re.search(r"line (\d+)", str(exc))
+        raise ConfigError(f"not valid TOML: {exc}", where=f"{path.name}:{line.group(1) if line else 1}") from exc
+    try:
+        return HeadstartFile.model_validate(data), text
+    except ValidationError as exc:
+        line_number = line_in_toml(text, first_location(exc))
+        raise invalid_value(exc, model=HeadstartFile, where=f"{path.name}:{line_number}", prefix=[]) from exc
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        told = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise ConfigError(
+            f"cannot be read: {told}", where=str(path), hint="check the path and its permissions"
+        ) from exc
+
+
+def _expand(value: str, variables: Mapping[str, str], *, where: str, key: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        name = match.group(1)
+        default: str | None = match.group(2)
+        if name in variables:
+            return variables[name]
+        if default is None:
+            hint = f"export {name}=… or write ${{{name}:-default}}"
+            raise ConfigError(f"${{{name}}} is not set", where=where, key=key, hint=hint)
+        return default
+
+    return _VARIABLE.sub(one, value)
+
+
+def _given(model: BaseModel) -> dict[str, Any]:
+    """The keys that the user wrote, lists made tuples."""
+    found: dict[str, Any] = {}
+    for name in model.model_fields_set:
+        value: object = getattr(model, name)
+        if value is not None:
+            found[name] = tuple(cast("list[object]", value)) if isinstance(value, list) else value
+    return found

@@ -1,0 +1,169 @@
+"""What users write, and what they are told when it cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headstart.config.load import load_settings, read_mcp_file
+from headstart.config.model import PoolMode, Settings
+from headstart.errors import ConfigError
+
+
+def mcp_file(folder: Path, text: str, *, name: str = "mcp.json") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, toml: str = "", *, variables: dict[str, str] | None = None) -> Settings:
+    config = folder / "headstart.toml"
+    config.write_text(toml)
+    return load_settings(config=config, variables=variables or {}, state_dir=folder / "state")
+
+
+def complaint(folder: Path, toml: str = "") -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, toml)
+    error = caught.value
+    told = f"{error}. hint: {error.hint}" if error.hint else str(error)
+    assert "\n" not in told
+    return told
+
+
+def test_a_standard_mcp_file_is_read_as_it_is_and_never_written(tmp_path: Path) -> None:
+    text = """{"mcpServers": {
+      "git": {"command": "mcp-server-git", "args": ["--repository", "${REPO}"], "env": {"TOKEN": "${T:-none}"}, "alwaysAllow": []},
+      "docs": {"type": "http", "url": "https://example.test/mcp", "headers": {"Authorization": "Bearer x"}}
+    }}"""
+    path = mcp_file(tmp_path, text)
+    git, docs = read_mcp_file(path, variables={"REPO": "/srv/repo"})
+    assert (git.command, git.args, git.env) == ("mcp-server-git", ("--repository", "/srv/repo"), {"TOKEN": "none"})
+    assert docs.remote
+    assert docs.headers == {"Authorization": "Bearer x"}
+    assert path.read_text() == text
+
+
+def test_values_that_may_be_secrets_are_not_in_the_repr(tmp_path: Path) -> None:
+    path = mcp_file(tmp_path, '{"mcpServers": {"a": {"command": "x", "env": {"KEY": "s3cret"}}}}')
+    assert "s3cret" not in repr(read_mcp_file(path, variables={}))
+
+
+def test_an_unknown_key_is_named_with_its_line_and_the_likely_cure(tmp_path: Path) -> None:
+    mcp_file(
+        tmp_path,
+        """{
+  "mcpServers": {
+    "playwright": {
+      "command": "npx",
+      "args": ["@playwright/mcp"],
+      "headstart": {
+        "instnace": "shared"
+      }
+    }
+  }
+}""",
+    )
+    told = complaint(tmp_path, 'mcp = "mcp.json"')
+    assert told == 'mcp.json:7: playwright.headstart.instnace: unknown key. hint: did you mean "instance"?'
+
+
+def test_a_missing_command_is_named_with_its_line(tmp_path: Path) -> None:
+    mcp_file(tmp_path, '{"mcpServers": {\n  "git": {"args": []}\n}}')
+    told = complaint(tmp_path, 'mcp = "mcp.json"')
+    assert told.startswith("mcp.json:2: git: has neither command nor url. hint: ")
+
+
+def test_a_server_that_is_there_twice_is_named_with_the_second_line(tmp_path: Path) -> None:
+    mcp_file(tmp_path, '{"mcpServers": {\n  "git": {"command": "a"},\n  "git": {"command": "b"}\n}}')
+    assert complaint(tmp_path, 'mcp = "mcp.json"').startswith("mcp.json:3: git: appears twice")
+
+
+def test_the_same_server_in_two_files_is_refused(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        mcp_file(tmp_path, '{"mcpServers": {"git": {"command": "a"}}}', name=name)
+    assert "server 'git' is in two files" in complaint(tmp_path, 'mcp = ["a.json", "b.json"]')
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ('{"command": 3}', "mcp.json:2: git.command: input should be a valid string, not 3"),
+        ('{"command": "x", "headstart": {"zygote": "sometimes"}}', "git.headstart.zygote: 'sometimes' is not possible"),
+        ('{"command": "x", "headstart": {"memory_mb": -1}}', "git.headstart.memory_mb: input should be greater than 0"),
+        ('{"command": "x", "url": "http://h/"}', "git: has both command and url"),
+        ('{"command": "x", "env": {"A": "${NOPE}"}}', "git.env.A: ${NOPE} is not set. hint: export NOPE=…"),
+        ('{"url": "http://h/sse", "type": "sse"}', "git.type: the old SSE transport is not spoken"),
+        ('{"command": "x", "headstart": {"shared": true, "instance": "session"}}', "contradict each other"),
+    ],
+)
+def test_bad_server_entries_are_named(tmp_path: Path, entry: str, expected: str) -> None:
+    mcp_file(tmp_path, '{"mcpServers": {\n  "git": ' + entry + "\n}}")
+    assert expected in complaint(tmp_path, 'mcp = "mcp.json"')
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"mcpServers": {', "mcp.json:1: not valid JSON"),
+        ('{"other": {}}', 'mcp.json:1: no "mcpServers" object'),
+        ('{"mcpServers": {"a__b": {"command": "x"}}}', "a__b: not a usable server name"),
+    ],
+)
+def test_unusable_mcp_files_are_named(tmp_path: Path, text: str, expected: str) -> None:
+    mcp_file(tmp_path, text)
+    assert expected in complaint(tmp_path, 'mcp = "mcp.json"')
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    told = complaint(tmp_path, 'mcp = "missing.json"')
+    assert "missing.json: cannot be read: No such file or directory. hint: check the path" in told
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
+        ("[pool]\nmode = 'fast'", "headstart.toml:2: pool.mode: 'fast' is not possible here"),
+        ("[pool]\nmemroy_mb = 3", 'headstart.toml:2: pool.memroy_mb: unknown key. hint: did you mean "memory_mb"?'),
+        ("[service]\nhost = '0.0.0.0'", "headstart.toml:2: service.host: 0.0.0.0 can be reached from other machines"),
+        ("[upstreams]\nmcp = 'http://h/v1'", "headstart.toml:2: upstreams.mcp: this prefix is taken"),
+        ("[upstreams]\na = 'http://h/v1/v1'", "headstart.toml:2: upstreams.a: the path has /v1 twice"),
+        ("[upstreams]\na = 'h/v1'", "is not an http(s) URL"),
+        ("[pool\n", "headstart.toml:1: not valid TOML"),
+        ("[servers.git]\nshared = true", "headstart.toml:1: servers.git: no such server"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path: Path, toml: str, expected: str) -> None:
+    assert expected in complaint(tmp_path, toml)
+
+
+def test_headstart_toml_adds_to_servers_without_touching_the_mcp_file(tmp_path: Path) -> None:
+    mcp_file(tmp_path, '{"mcpServers": {"git": {"command": "x"}, "off": {"command": "y", "disabled": true}}}')
+    settings = load(
+        tmp_path,
+        """
+mcp = "mcp.json"
+[pool]
+mode = "on-demand"
+[servers.git]
+instance = "shared"
+mounts = ["repo", {path = "/data", mode = "rw"}]
+warmup = {tool = "git_status", arguments = {repo_path = "."}}
+[upstreams]
+default = "http://127.0.0.1:8000/v1/"
+""",
+    )
+    (git,) = settings.servers
+    assert git.shared
+    assert [(str(m.path), m.mode) for m in git.mounts] == [(str(tmp_path / "repo"), "ro"), ("/data", "rw")]
+    assert git.warmup is not None
+    assert git.warmup.arguments == {"repo_path": "."}
+    assert settings.pool.mode is PoolMode.ON_DEMAND
+    assert settings.upstreams[0].base_url == "http://127.0.0.1:8000/v1"
+
+
+def test_off_loopback_is_fine_with_a_key(tmp_path: Path) -> None:
+    settings = load(tmp_path, "[service]\nhost = '0.0.0.0'\nkeys = ['0123456789abcdef0123456789abcdef']")
+    assert settings.service.host == "0.0.0.0"
+    assert "0123456789abcdef" not in repr(settings)
