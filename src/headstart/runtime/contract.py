@@ -13,7 +13,17 @@ from typing import Any, Protocol
 from headstart.core.stream import ModelEvent
 from headstart.ids import PrincipalId, ResourceId, SessionId
 
-__all__ = ["Catalogue", "ClientChannel", "JsonObject", "LearnProgress", "ServerEntry", "SessionScope", "ToolRuntime"]
+__all__ = [
+    "Catalogue",
+    "ClientChannel",
+    "JsonObject",
+    "LearnProgress",
+    "RememberedClient",
+    "ServerEntry",
+    "SessionMemory",
+    "SessionScope",
+    "ToolRuntime",
+]
 
 JsonObject = dict[str, Any]
 
@@ -62,6 +72,44 @@ class SessionScope:
     servers: tuple[ResourceId, ...] = ()
     credentials: str = ""
     passthrough_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedClient:
+    """A tool client's connection, as far as it must outlive a restart of the service.
+
+    Attributes:
+        id: Its `Mcp-Session-Id`.
+        server: The one server that it talks to, or None for the merged view.
+        client_params: The `params` of its `initialize` request.
+        seen_wall_s: When it was last heard of, seconds since the Unix epoch.
+    """
+
+    id: str
+    session: SessionId
+    principal: PrincipalId
+    server: ResourceId | None
+    protocol_version: str
+    client_params: JsonObject
+    seen_wall_s: float
+
+
+class SessionMemory(Protocol):
+    """Where tool clients are remembered. Fast enough to be called on the event loop."""
+
+    def save(self, client: RememberedClient) -> None:
+        """Remember a client; the newest word on an id wins."""
+        ...
+
+    def load(self, client_id: str) -> RememberedClient | None: ...
+
+    def forget(self, client_id: str) -> None:
+        """Forget one client; harmless if it is not known."""
+        ...
+
+    def forget_unseen(self, before_wall_s: float) -> None:
+        """Forget all clients that were last heard of before this time."""
+        ...
 
 
 class LearnProgress(Protocol):
