@@ -1,0 +1,5 @@
+"""No isolation: an own session, a private home and /tmp, limits on resources.
+
+For machines without namespaces, and only when the operator names it. Above it is
+`runtime`; below it are `zygote` and `spawner`.
+"""
