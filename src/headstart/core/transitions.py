@@ -1,0 +1,413 @@
+"""The sandbox dependency graph: which server is likely to be called next.
+
+A state is a server; a session that has not called yet is in `START`. Every call is one
+first-order transition from the session's state to the called server, staying included:
+"three calls of git, then one of sqlite" is what work looks like, and a graph that leaves
+the stays out is sure of a switch at every step.
+
+Counts live at two levels, a session's own and its principal's (nothing learned crosses
+from one principal to another). Two policies turn counts into candidates:
+
+`PricedPolicy` (default) backs off. With `n` servers to choose from::
+
+    P_principal(j|i) = (C_principal(i,j) + a/n) / (C_principal(i) + a)
+    P(j|i)           = (C_session(i,j) + k · P_principal(j|i)) / (C_session(i) + k)
+
+A new session starts from what its principal's sessions did and leaves it as its own
+history grows; `k` is how many of its own steps outweigh it. It names every successor
+that was ever seen, with its probability, and leaves the choice to the bet rule.
+
+`PaperPolicy` is SpecBox's (§3.2, eqs. 4-7): `P = (C+a)/Σ(C+a)`, a = 1, then only servers
+that take λ = 5 s or longer to start, only P ≥ τ = 0.6, only the best B = 1. With many
+servers and short histories it hardly ever fires: among 30 servers a successor must
+have been seen 43 times without exception before its P reaches 0.6.
+
+Everything is bounded: states per principal, successors per state, sessions. A full row
+drops its rarest successor but keeps its share of the row's total, so that forgetting
+never makes what is left look more certain. Counts are halved when a row is full, so old
+habits fade. A step costs O(successors of the state), whatever the number of states.
+
+Rejected: second-order states (they need more history than a session has; the wish is
+served by learning per session); sums over all sessions of all principals (a tenant's
+habits are its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Final, Protocol
+
+from headstart.ids import PrincipalId, ResourceId, SessionId
+
+__all__ = [
+    "START",
+    "GraphData",
+    "GraphLimits",
+    "PaperPolicy",
+    "PrefetchPolicy",
+    "PricedPolicy",
+    "Row",
+    "Successor",
+    "TransitionGraph",
+    "TransitionPredictor",
+]
+
+START: Final = ResourceId("")
+"""The state of a session before its first call."""
+
+GraphData = Mapping[str, Mapping[str, float]]
+"""A graph as plain data: state → successor → count. The key `""` is `START` as a state and
+"all dropped successors" as a successor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphLimits:
+    """Bounds of one graph.
+
+    Attributes:
+        states: Rows kept; the one least recently left goes first.
+        successors: Kept per row; the rarest goes first.
+        row_capacity: Transitions in a row after which its counts are halved.
+    """
+
+    states: int = 2_048
+    successors: int = 64
+    row_capacity: float = 256.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """The transitions out of one state.
+
+    Attributes:
+        counts: Per successor.
+        dropped: Transitions to successors that are no longer kept.
+    """
+
+    counts: dict[ResourceId, float] = field(default_factory=dict[ResourceId, float])
+    dropped: float = 0.0
+    total: float = 0.0
+
+    def add(self, successor: ResourceId, *, limits: GraphLimits) -> None:
+        """Count one transition."""
+        if successor not in self.counts and len(self.counts) >= limits.successors:
+            rarest = min(self.counts, key=self.counts.__getitem__)
+            self.dropped += self.counts.pop(rarest)
+        self.counts[successor] = self.counts.get(successor, 0.0) + 1.0
+        self.total += 1.0
+        if self.total >= limits.row_capacity:
+            self._halve()
+
+    def _halve(self) -> None:
+        halved = {successor: count / 2.0 for successor, count in self.counts.items()}
+        self.counts = {successor: count for successor, count in halved.items() if count >= 0.25}
+        self.dropped = self.dropped / 2.0 + sum(halved.values()) - sum(self.counts.values())
+        self.total = self.dropped + sum(self.counts.values())
+
+
+class TransitionGraph:
+    """Transition counts of one principal or one session."""
+
+    __slots__ = ("_limits", "_rows")
+
+    def __init__(self, limits: GraphLimits | None = None) -> None:
+        self._limits = limits or GraphLimits()
+        self._rows: dict[ResourceId, Row] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[ResourceId]:
+        return iter(self._rows)
+
+    def row(self, state: ResourceId) -> Row:
+        """Return a state's row, an empty one if it was never left; not to be changed."""
+        return self._rows.get(state) or Row()
+
+    def add(self, state: ResourceId, successor: ResourceId) -> None:
+        """Count one transition."""
+        row = self._rows.pop(state, None) or Row()
+        self._rows[state] = row  # reinserted: the dict's order is by last use
+        row.add(successor, limits=self._limits)
+        if len(self._rows) > self._limits.states:
+            del self._rows[next(iter(self._rows))]
+
+    def forget(self, resource: ResourceId) -> None:
+        """Drop a server, as a state and as a successor."""
+        self._rows.pop(resource, None)
+        for row in self._rows.values():
+            row.total -= row.counts.pop(resource, 0.0)
+
+    def export(self) -> GraphData:
+        """Return the counts as plain data, oldest use first."""
+        return {
+            str(state): {**{str(to): count for to, count in row.counts.items()}, "": row.dropped}
+            for state, row in self._rows.items()
+        }
+
+    @classmethod
+    def restore(cls, data: GraphData, limits: GraphLimits | None = None) -> TransitionGraph:
+        """Rebuild a graph from exported data, within the limits.
+
+        Raises:
+            ValueError: A count is negative or not a number.
+        """
+        graph = cls(limits)
+        bounds = graph._limits
+        for state, successors in list(data.items())[-bounds.states :]:
+            if not all(0.0 <= count < float("inf") for count in successors.values()):
+                raise ValueError(f"the transitions out of {state!r} hold a count that is none: {dict(successors)}")
+            seen = {ResourceId(to): count for to, count in successors.items() if to}
+            kept = dict(nlargest(bounds.successors, seen.items(), key=lambda item: item[1]))
+            dropped = successors.get("", 0.0) + sum(seen.values()) - sum(kept.values())
+            graph._rows[ResourceId(state)] = Row(counts=kept, dropped=dropped, total=sum(kept.values()) + dropped)
+        return graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """A server that may be called next.
+
+    Attributes:
+        probability: That the very next call is one of this server's, uncalibrated.
+        because: For people: "after git: 3 of 4 here, 9 of 12 before".
+    """
+
+    resource: ResourceId
+    probability: float
+    because: str = ""
+
+
+class PrefetchPolicy(Protocol):
+    """Turns a state's counts into candidates."""
+
+    def choose(
+        self, state: ResourceId, *, session: Row, principal: Row, start_s: Mapping[ResourceId, float]
+    ) -> tuple[Successor, ...]:
+        """Return the candidates, likeliest first; never the state itself (it is there already).
+
+        `start_s` holds the servers that the session can reach, with what a start takes, seconds.
+        """
+        ...
+
+    def probability(
+        self, state: ResourceId, successor: ResourceId, *, session: Row, principal: Row, servers: int
+    ) -> float:
+        """Return the probability that the next call is one of `successor`'s (staying included)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPolicy:
+    """Back-off from session to principal to uniform; the bet rule does the choosing.
+
+    Attributes:
+        alpha: Transitions that the uniform distribution is worth, over all servers together.
+        session_weight: Own steps that the principal's distribution is worth (`k`).
+        limit: Candidates named per step.
+        floor: Probability below which a successor is not worth naming.
+    """
+
+    alpha: float = 1.0
+    session_weight: float = 2.0
+    limit: int = 8
+    floor: float = 0.02
+
+    def choose(
+        self, state: ResourceId, *, session: Row, principal: Row, start_s: Mapping[ResourceId, float]
+    ) -> tuple[Successor, ...]:
+        servers = len(start_s)
+        seen = principal.counts.keys() | session.counts.keys()
+        likely = [
+            (p, successor)
+            for successor in seen
+            if successor != state
+            and successor in start_s
+            and (p := self.probability(state, successor, session=session, principal=principal, servers=servers))
+            >= self.floor
+        ]
+        return tuple(
+            Successor(resource=successor, probability=p, because=_because(state, successor, session, principal))
+            for p, successor in nlargest(self.limit, likely)
+        )
+
+    def probability(
+        self, state: ResourceId, successor: ResourceId, *, session: Row, principal: Row, servers: int
+    ) -> float:
+        del state
+        before = (principal.counts.get(successor, 0.0) + self.alpha / max(1, servers)) / (principal.total + self.alpha)
+        own = session.counts.get(successor, 0.0) + self.session_weight * before
+        return own / (session.total + self.session_weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperPolicy:
+    """SpecBox's policy as published: thresholds on start cost and probability, a budget per step.
+
+    Attributes:
+        alpha: Laplace smoothing, per server.
+        cost_threshold_s: λ: servers that start faster are not prefetched.
+        probability_threshold: τ.
+        budget: B, candidates per step.
+    """
+
+    alpha: float = 1.0
+    cost_threshold_s: float = 5.0
+    probability_threshold: float = 0.6
+    budget: int = 1
+
+    def choose(
+        self, state: ResourceId, *, session: Row, principal: Row, start_s: Mapping[ResourceId, float]
+    ) -> tuple[Successor, ...]:
+        likely = [
+            (p, successor)
+            for successor in principal.counts
+            if successor != state
+            and start_s.get(successor, 0.0) >= self.cost_threshold_s
+            and (p := self.probability(state, successor, session=session, principal=principal, servers=len(start_s)))
+            >= self.probability_threshold
+        ]
+        return tuple(
+            Successor(resource=successor, probability=p, because=_because(state, successor, session, principal))
+            for p, successor in nlargest(self.budget, likely)
+        )
+
+    def probability(
+        self, state: ResourceId, successor: ResourceId, *, session: Row, principal: Row, servers: int
+    ) -> float:
+        del state, session
+        return (principal.counts.get(successor, 0.0) + self.alpha) / (principal.total + self.alpha * max(1, servers))
+
+
+def _because(state: ResourceId, successor: ResourceId, session: Row, principal: Row) -> str:
+    where = f"after {state}" if state else "at the start"
+    here, before = session.counts.get(successor, 0.0), principal.counts.get(successor, 0.0)
+    return f"{where}: {here:.3g} of {session.total:.3g} here, {before:.3g} of {principal.total:.3g} before"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Track:
+    """Where a session is, and its own graph."""
+
+    principal: PrincipalId
+    graph: TransitionGraph
+    state: ResourceId = START
+
+
+class TransitionPredictor:
+    """Learns from calls and names likely successors.
+
+    >>> predictor = TransitionPredictor()
+    >>> me, session = PrincipalId("local"), SessionId("s")
+    >>> for resource in ("git", "sqlite", "git", "sqlite", "git"):
+    ...     predictor.observe_call(principal=me, session=session, resource=ResourceId(resource))
+    >>> start_s = {ResourceId("git"): 0.5, ResourceId("sqlite"): 0.4, ResourceId("excel"): 0.8}
+    >>> [best] = predictor.propose(principal=me, session=session, start_s=start_s)
+    >>> best.resource, round(best.probability, 2), best.because
+    ('sqlite', 0.89, 'after git: 2 of 2 here, 2 of 2 before')
+
+    Args:
+        policy: How counts become candidates.
+        limits: Of a principal's graph.
+        sessions: Sessions followed at once; the one least recently active goes first.
+        principals: Principals remembered at once, likewise.
+    """
+
+    def __init__(
+        self,
+        policy: PrefetchPolicy | None = None,
+        *,
+        limits: GraphLimits | None = None,
+        sessions: int = 4_096,
+        principals: int = 1_024,
+    ) -> None:
+        self._policy = policy or PricedPolicy()
+        self._limits = limits or GraphLimits()
+        self._session_limits = GraphLimits(states=64, successors=16, row_capacity=64.0)
+        self._most_sessions = sessions
+        self._most_principals = principals
+        self._tracks: dict[SessionId, _Track] = {}
+        self._graphs: dict[PrincipalId, TransitionGraph] = {}
+
+    def observe_call(self, *, principal: PrincipalId, session: SessionId, resource: ResourceId) -> None:
+        """Learn that the session called `resource`.
+
+        Call it when the call arrives, not when it returns: then what comes next can be
+        prepared while the call runs.
+        """
+        track = self._track(principal, session)
+        track.graph.add(track.state, resource)
+        self._graph(principal).add(track.state, resource)
+        track.state = resource
+
+    def propose(
+        self, *, principal: PrincipalId, session: SessionId, start_s: Mapping[ResourceId, float]
+    ) -> tuple[Successor, ...]:
+        """Name what the session is likely to call next, likeliest first.
+
+        `start_s` holds the servers that it can reach, with what a start takes, seconds.
+        """
+        state, own, shared = self._rows(principal, session)
+        return self._policy.choose(state, session=own, principal=shared, start_s=start_s)
+
+    def probability(self, *, principal: PrincipalId, session: SessionId, resource: ResourceId, servers: int) -> float:
+        """Return the probability that the session's next call is one of `resource`'s, staying included.
+
+        `servers` is how many the session can reach.
+        """
+        state, own, shared = self._rows(principal, session)
+        return self._policy.probability(state, resource, session=own, principal=shared, servers=servers)
+
+    def state(self, session: SessionId) -> ResourceId:
+        """Return the server that the session called last, or `START`."""
+        track = self._tracks.get(session)
+        return START if track is None else track.state
+
+    def close_session(self, session: SessionId) -> None:
+        """Forget a session's own history (its principal's counts stay)."""
+        self._tracks.pop(session, None)
+
+    def export(self, principal: PrincipalId) -> GraphData:
+        """Return what was learned of a principal, as plain data."""
+        graph = self._graphs.get(principal)
+        return {} if graph is None else graph.export()
+
+    def restore(self, principal: PrincipalId, data: GraphData) -> None:
+        """Continue from what was exported; replaces what was learned since.
+
+        Raises:
+            ValueError: The data hold a count that is none.
+        """
+        self._graphs[principal] = TransitionGraph.restore(data, self._limits)
+
+    def forget(self, principal: PrincipalId) -> None:
+        """Erase all that was learned of a principal and of its sessions."""
+        self._graphs.pop(principal, None)
+        self._tracks = {key: track for key, track in self._tracks.items() if track.principal != principal}
+
+    def _rows(self, principal: PrincipalId, session: SessionId) -> tuple[ResourceId, Row, Row]:
+        graph = self._graphs.get(principal)
+        track = self._tracks.get(session)
+        state = START if track is None else track.state
+        own = Row() if track is None else track.graph.row(state)
+        return state, own, Row() if graph is None else graph.row(state)
+
+    def _track(self, principal: PrincipalId, session: SessionId) -> _Track:
+        track = self._tracks.pop(session, None)
+        if track is None or track.principal != principal:
+            track = _Track(principal=principal, graph=TransitionGraph(self._session_limits))
+        self._tracks[session] = track
+        if len(self._tracks) > self._most_sessions:
+            del self._tracks[next(iter(self._tracks))]
+        return track
+
+    def _graph(self, principal: PrincipalId) -> TransitionGraph:
+        graph = self._graphs.pop(principal, None)
+        if graph is None:
+            graph = TransitionGraph(self._limits)
+        self._graphs[principal] = graph
+        if len(self._graphs) > self._most_principals:
+            del self._graphs[next(iter(self._graphs))]
+        return graph
