@@ -92,6 +92,8 @@ AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 NETLINK_ROUTE: Final = 0
 SOCK_TYPE_MASK: Final = 0xF
 RAW_TYPES: Final = (3, 10)  # SOCK_RAW, SOCK_PACKET
+UNGUARDED_TYPES: Final = (5, 6)  # SOCK_SEQPACKET (SCTP), SOCK_DCCP
+UNGUARDED_PROTOCOLS: Final = (33, 132)  # DCCP, SCTP: `metadata_block` has no hook that sees them
 
 
 def build_filter(profile: SeccompProfile, machine: str) -> bytes:
@@ -166,18 +168,21 @@ def _socket_rule() -> Rule:
     A program that probes (for AF_ALG, AF_VSOCK, …) then goes on without, where EPERM would
     stop it. Netlink is there to list interfaces (`getifaddrs`), nothing else of it.
     """
-    not_raw: Rule = [
+    internet: Rule = [
         _argument(1),
         (AND, 0, 0, SOCK_TYPE_MASK),
         *_refuse(RAW_TYPES, errno.EPERM),
+        *_refuse(UNGUARDED_TYPES, errno.ESOCKTNOSUPPORT),
+        _argument(2),
+        *_refuse(UNGUARDED_PROTOCOLS, errno.EPROTONOSUPPORT),
         _return(ALLOW),
     ]
     route_only: Rule = [_argument(2), *_accept((NETLINK_ROUTE,)), _errno(errno.EPROTONOSUPPORT)]
     return [
         _argument(0),
         *_accept((AF_UNIX,)),
-        *_if(JUMP_EQUAL, AF_INET, not_raw),
-        *_if(JUMP_EQUAL, AF_INET6, not_raw),
+        *_if(JUMP_EQUAL, AF_INET, internet),
+        *_if(JUMP_EQUAL, AF_INET6, internet),
         *_if(JUMP_EQUAL, AF_NETLINK, route_only),
         _errno(errno.EAFNOSUPPORT),
     ]
