@@ -1,0 +1,41 @@
+"""What a bench hands over: one summary, and every sample that it came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BenchResult", "save_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """The outcome of one bench.
+
+    Attributes:
+        summary: What `--json` prints.
+        samples: One mapping per measured thing, nothing averaged away.
+        notes: One line each: what limited the run, for people.
+    """
+
+    summary: Mapping[str, Any]
+    samples: Iterable[Mapping[str, Any]]
+    notes: tuple[str, ...] = ()
+
+
+def save_run(result: BenchResult, folder: Path) -> Path:
+    """Write `summary.json` and `samples.jsonl` into a folder that must not exist yet.
+
+    Raises:
+        FileExistsError: A run is there already; runs are never overwritten.
+    """
+    folder.mkdir(parents=True)
+    with (folder / "samples.jsonl").open("w", encoding="utf-8") as file:
+        for sample in result.samples:
+            file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+    summary = {**result.summary, "notes": list(result.notes)}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return folder

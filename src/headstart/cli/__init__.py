@@ -1,0 +1,1 @@
+"""Commands: the composition root. Reads the environment and files, builds everything, owns nothing."""

@@ -1,0 +1,118 @@
+"""What to set so that a given agent goes through Headstart: two URLs, in each one's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headstart.config.model import Upstream
+from headstart.errors import ConfigError
+
+__all__ = ["AGENTS", "Endpoint", "instructions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the service is, for one session or for all.
+
+    Attributes:
+        root: `http://127.0.0.1:8787`, with `/s/<id>` behind it if a session was named.
+        upstreams: What the proxy stands in front of.
+        key: True if the service asks for a key.
+    """
+
+    root: str
+    upstreams: tuple[Upstream, ...]
+    key: bool = False
+
+    @property
+    def mcp(self) -> str:
+        return f"{self.root}/mcp"
+
+    def model(self, *preferred: str) -> str:
+        """The base URL for a model API: the first upstream of these names, else the default one."""
+        for upstream in self.upstreams:
+            if upstream.prefix in preferred:
+                return f"{self.root}/{upstream.prefix}/v1"
+        if self.upstreams and not any(upstream.prefix == "default" for upstream in self.upstreams):
+            return f"{self.root}/{self.upstreams[0].prefix}/v1"
+        return f"{self.root}/v1"
+
+
+def _openai(endpoint: Endpoint) -> list[str]:
+    return [
+        f"export OPENAI_BASE_URL={endpoint.model('openai')}",
+        f"export MCP_URL={endpoint.mcp}",
+        "# give MCP_URL to your MCP client (streamable HTTP)",
+    ]
+
+
+def _openai_agents(endpoint: Endpoint) -> list[str]:
+    return [
+        f"export OPENAI_BASE_URL={endpoint.model('openai')}",
+        f'# MCPServerStreamableHttp(params={{"url": "{endpoint.mcp}"}})',
+        '# set_default_openai_api("chat_completions")   # the Responses API passes through, but is not read yet',
+    ]
+
+
+def _claude_code(endpoint: Endpoint) -> list[str]:
+    base = endpoint.model("anthropic").removesuffix("/v1")
+    return [
+        f"export ANTHROPIC_BASE_URL={base}",
+        f"claude mcp add --transport http headstart {endpoint.mcp}",
+        "# Anthropic messages pass through, but are not read yet: prefetching works, prewarming from tokens does not",
+    ]
+
+
+def _codex(endpoint: Endpoint) -> list[str]:
+    return [
+        f"export OPENAI_BASE_URL={endpoint.model('openai')}",
+        "# in ~/.codex/config.toml:",
+        "#   [mcp_servers.headstart]",
+        f'#   url = "{endpoint.mcp}"',
+    ]
+
+
+def _langgraph(endpoint: Endpoint) -> list[str]:
+    return [
+        f"export OPENAI_BASE_URL={endpoint.model('openai')}",
+        f'# MultiServerMCPClient({{"headstart": {{"transport": "streamable_http", "url": "{endpoint.mcp}"}}}})',
+    ]
+
+
+def _json_client(endpoint: Endpoint) -> list[str]:
+    return [
+        f"export OPENAI_BASE_URL={endpoint.model('openai')}",
+        "# in the client's MCP settings:",
+        f'#   {{"mcpServers": {{"headstart": {{"type": "http", "url": "{endpoint.mcp}"}}}}}}',
+        "# or over stdio:",
+        '#   {"mcpServers": {"headstart": {"command": "headstart", "args": ["mcp"]}}}',
+    ]
+
+
+AGENTS: Mapping[str, Callable[[Endpoint], list[str]]] = {
+    "openai": _openai,
+    "openai-agents": _openai_agents,
+    "langgraph": _langgraph,
+    "claude-code": _claude_code,
+    "codex": _codex,
+    "cursor": _json_client,
+    "vscode": _json_client,
+    "opencode": _json_client,
+}
+
+
+def instructions(agent: str, endpoint: Endpoint) -> str:
+    """Return lines for a shell to evaluate; what is no shell command is a comment.
+
+    Raises:
+        ConfigError: The agent is not known here; the hint lists those that are.
+    """
+    if agent not in AGENTS:
+        raise ConfigError(
+            "no such agent", where="headstart env", key=agent, hint=f"known: {', '.join(AGENTS)}; any other: openai"
+        )
+    lines = AGENTS[agent](endpoint)
+    if endpoint.key:
+        lines.append("# the service asks for a key: send it as X-Headstart-Key, and to /mcp also as a bearer token")
+    return "\n".join(lines)

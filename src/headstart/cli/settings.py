@@ -1,0 +1,52 @@
+"""Which files a command reads: the only place that looks at the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import platformdirs
+import typer
+
+from headstart.config.load import load_settings
+from headstart.config.model import Settings
+from headstart.errors import ConfigError
+
+__all__ = ["ConfigOption", "StateOption", "read_settings", "state_dir"]
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="headstart.toml; default: ./headstart.toml, else the user's own."),
+]
+StateOption = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where state lives; default: the user's XDG state directory.")
+]
+
+
+def read_settings(config: Path | None, state: Path | None = None, *, mcp_files: tuple[Path, ...] = ()) -> Settings:
+    """Read the settings that a command runs with.
+
+    Raises:
+        ConfigError: A named file is missing or wrong, or there is nothing to serve.
+    """
+    found = config or _default_config()
+    if found is not None and not found.exists():
+        raise ConfigError("no such file", where=str(found), hint="headstart init --from .mcp.json makes one")
+    return load_settings(config=found, mcp_files=mcp_files, variables=os.environ, state_dir=state_dir(state))
+
+
+def state_dir(state: Path | None = None) -> Path:
+    """The state directory: the option, `$HEADSTART_STATE_DIR`, or the XDG one."""
+    if state is not None:
+        return state.resolve()
+    named = os.environ.get("HEADSTART_STATE_DIR")
+    return Path(named).resolve() if named else platformdirs.user_state_path("headstart")
+
+
+def _default_config() -> Path | None:
+    named = os.environ.get("HEADSTART_CONFIG")
+    if named:
+        return Path(named)
+    candidates = (Path("headstart.toml"), platformdirs.user_config_path("headstart") / "headstart.toml")
+    return next((path for path in candidates if path.exists()), None)
