@@ -1,0 +1,210 @@
+"""The proxy as a raw ASGI app.
+
+`/<prefix>/v1/…` goes to that upstream, `/v1/…` to the one named `default`; with `/s/<id>`
+before it, the request belongs to session `<id>`. See docs/reference/http-proxy.md.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from headstart.clock import Clock, SystemClock
+from headstart.config.model import Upstream
+from headstart.core.stream import ModelEvent
+from headstart.ids import IdSource, PrincipalId, RandomIds, SessionId
+from headstart.proxy.exchange import ClientRequest, Exchange
+from headstart.proxy.formats import FORMATS
+from headstart.proxy.headers import SESSION_HEADER, framing_of, value_of
+from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits
+from headstart.proxy.refusals import Refusal
+from headstart.proxy.routes import Route, Routes
+from headstart.proxy.statistics import ProxyStatistics, Tally, route_label
+from headstart.proxy.upstream import ConnectionPool
+
+__all__ = ["ModelProxy", "ProxyLimits", "open_proxy"]
+
+_GENERATIONS_NOT_READ = ("/responses", "/messages", "/completions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyLimits:
+    """Bounds.
+
+    Attributes:
+        connections: To each upstream at once; beyond, requests get 503.
+        connect_timeout_s: For name lookup, TCP and TLS together.
+    """
+
+    connections: int = 4_096
+    connect_timeout_s: float = 10.0
+    reading: ReadingLimits = field(default_factory=ReadingLimits)
+
+
+@asynccontextmanager
+async def open_proxy(  # noqa: PLR0913 - a composition root passes what the proxy stands on, each by name
+    upstreams: Iterable[Upstream],
+    *,
+    observe: Callable[[ModelEvent], None],
+    principal_of: Callable[[Scope], PrincipalId],
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+    limits: ProxyLimits | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncGenerator[ModelProxy]:
+    """Open a proxy: an ASGI app that works while the block runs.
+
+    Args:
+        upstreams: The model servers.
+        observe: Gets every model event, in the event loop; must not block or raise.
+        principal_of: Whose request it is (a guard in front has checked it).
+        clock: Stamps events.
+        ids: Names generations.
+        limits: Bounds.
+        tls: Context for https upstreams instead of the default, which verifies.
+
+    Raises:
+        ConfigError: An upstream's prefix or URL cannot be used.
+    """
+    tally = Tally()
+    limits = limits or ProxyLimits()
+    clock = clock or SystemClock()
+    reader = ModelReader(observe, clock=clock, ids=ids or RandomIds(), tally=tally, limits=limits.reading)
+    proxy = ModelProxy(
+        Routes(upstreams), reader, principal_of=principal_of, clock=clock, limits=limits, tls=tls, tally=tally
+    )
+    async with anyio.create_task_group() as group:
+        group.start_soon(reader.run)
+        try:
+            yield proxy
+        finally:
+            proxy.close()
+            reader.drain()
+            group.cancel_scope.cancel()
+
+
+class ModelProxy:
+    """The ASGI app; made by `open_proxy`."""
+
+    def __init__(  # noqa: PLR0913 - see open_proxy
+        self,
+        routes: Routes,
+        reader: ModelReader,
+        *,
+        principal_of: Callable[[Scope], PrincipalId],
+        clock: Clock,
+        limits: ProxyLimits,
+        tls: ssl.SSLContext | None,
+        tally: Tally,
+    ) -> None:
+        self._routes = routes
+        self._reader = reader
+        self._principal_of = principal_of
+        self._clock = clock
+        self._limits = limits
+        self._tally = tally
+        self._pools = {
+            upstream.prefix: ConnectionPool(
+                upstream.origin,
+                limit=limits.connections,
+                connect_timeout_s=limits.connect_timeout_s,
+                tls=tls,
+            )
+            for upstream in routes.upstreams
+        }
+
+    def claims(self, path: str) -> bool:
+        """Say whether a request for `path` is the proxy's to answer (`/v1…`, `/<prefix>…`, `/s/<id>/…` of these)."""
+        return self._routes.claims(path)
+
+    def statistics(self) -> ProxyStatistics:
+        """Return the counts of this moment."""
+        return self._tally.snapshot(queued_bytes=self._reader.queued_bytes)
+
+    def close(self) -> None:
+        """Give up all upstream connections."""
+        for pool in self._pools.values():
+            pool.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "websocket":
+                await receive()
+                self._tally.requests += 1
+                await _UPGRADE_REFUSED.send_to_websocket(send)
+            case other:
+                raise RuntimeError(f"the proxy serves http, not {other}: open it with open_proxy, around the server")
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._tally.requests += 1
+        at_s = self._clock.monotonic_s()
+        route = self._route(scope)
+        if isinstance(route, Refusal):
+            await route.send(send)
+            return
+        self._tally.active_streams += 1
+        try:
+            await self._exchange(self._client_request(scope, route), at_s, receive, send)
+        finally:
+            self._tally.active_streams -= 1
+
+    def _route(self, scope: Scope) -> Route | Refusal:
+        if _wants_websocket(scope):
+            return _UPGRADE_REFUSED
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+        return self._routes.resolve(raw_path, scope["query_string"])
+
+    def _client_request(self, scope: Scope, route: Route) -> ClientRequest:
+        headers = list(scope["headers"])
+        named = value_of(headers, SESSION_HEADER)
+        session = route.session or (SessionId(named.decode("latin-1")) if named else None)
+        return ClientRequest(
+            method=scope["method"],
+            route=route,
+            headers=headers,
+            framing=framing_of(headers),
+            session=session,
+            principal=self._principal_of(scope),
+        )
+
+    async def _exchange(self, request: ClientRequest, at_s: float, receive: Receive, send: Send) -> None:
+        exchange = Exchange(
+            request,
+            self._pools[request.route.upstream.prefix],
+            reading=self._open_reading(request, at_s),
+            clock=self._clock,
+            tally=self._tally,
+        )
+        await exchange.run(receive, send)
+
+    def _open_reading(self, request: ClientRequest, at_s: float) -> GenerationReading | None:
+        """Choose who reads; a request that no format knows is counted and passes through."""
+        path = request.route.path
+        wire_format = next((one for one in FORMATS if one.matches(request.method, path)), None)
+        label = route_label(request.method, path)
+        if wire_format is not None:
+            return self._reader.open(wire_format, route=label, at_s=at_s)
+        generates = request.method == "POST" and path.rstrip("/") in _GENERATIONS_NOT_READ
+        self._tally.count_unread(label, "format not read yet" if generates else "not a generation")
+        return None
+
+
+def _wants_websocket(scope: Scope) -> bool:
+    upgrade = value_of(scope["headers"], b"upgrade") or b""
+    return b"websocket" in upgrade.lower()
+
+
+_UPGRADE_REFUSED = Refusal(
+    status=426,
+    code="no_websocket",
+    message="WebSocket connections to model servers are not relayed",
+    hint="use the HTTP transport (server-sent events) of the same route",
+    headers=((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade")),
+)

@@ -1,0 +1,190 @@
+"""One request on its way up and its response on the way down.
+
+Two tasks: one sends the request's body and then watches for the client to leave; the
+other forwards the response. Either end can end the exchange: a client that leaves makes
+the upstream connection abort at once, and an upstream that breaks off leaves the response
+unfinished, which makes the server close the client's connection.
+
+asyncio's task group, not anyio's: it costs 10 µs per exchange instead of 95 (measured),
+and nothing else of anyio is needed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.types import Message, Receive, Send
+
+from headstart.clock import Clock
+from headstart.core.stream import GenerationOutcome
+from headstart.ids import PrincipalId, SessionId
+from headstart.proxy.headers import BodyFraming, Header, request_headers, response_headers
+from headstart.proxy.reading import GenerationReading
+from headstart.proxy.refusals import Refusal
+from headstart.proxy.routes import Route
+from headstart.proxy.statistics import Tally
+from headstart.proxy.upstream import ConnectionPool, PoolFull, ResponseHead, UpstreamBroke, UpstreamConnection
+
+__all__ = ["ClientRequest", "Exchange"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """A request's head, and who sent it.
+
+    `headers` hold the caller's credentials, so they never show in a repr.
+    """
+
+    method: str
+    route: Route
+    headers: list[Header]
+    framing: BodyFraming
+    session: SessionId | None
+    principal: PrincipalId
+
+    def __repr__(self) -> str:
+        return f"<ClientRequest {self.method} {self.route.upstream.prefix}{self.route.path}>"
+
+
+class Exchange:
+    """Forwards one request to one upstream."""
+
+    def __init__(
+        self,
+        request: ClientRequest,
+        pool: ConnectionPool,
+        *,
+        reading: GenerationReading | None,
+        clock: Clock,
+        tally: Tally,
+    ) -> None:
+        self._request = request
+        self._pool = pool
+        self._reading = reading
+        self._clock = clock
+        self._tally = tally
+        self._client_left = False
+        self._response_started = False
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Forward the request and its response.
+
+        Returns when the response has been passed on, or broken off as it came. Cancelling
+        gives the upstream connection up.
+        """
+        first = await receive()
+        if first["type"] == "http.disconnect":
+            return
+        outcome = GenerationOutcome.UPSTREAM_FAILED
+        try:
+            body = self._framed(first)
+            outcome = await self._connected(first, body, receive, send)
+        finally:
+            if self._reading is not None:
+                self._reading.ended(self._clock.monotonic_s(), outcome)
+
+    async def _connected(self, first: Message, body: bytes, receive: Receive, send: Send) -> GenerationOutcome:
+        try:
+            connection = await self._pool.acquire()
+        except (OSError, PoolFull) as exc:
+            await self._refuse_unreachable(exc, send)
+            return GenerationOutcome.UPSTREAM_FAILED
+        try:
+            self._begin(connection, body)
+            async with asyncio.TaskGroup() as group:
+                upload = group.create_task(self._upload(connection, first, receive))
+                await self._download(connection, send)
+                upload.cancel()
+        except* UpstreamBroke as broken:
+            if not self._client_left and not self._response_started:
+                await self._refuse_broken(broken.exceptions[0], send)
+        else:
+            return GenerationOutcome.COMPLETED
+        finally:
+            self._pool.release(connection)
+        return GenerationOutcome.CLIENT_LEFT if self._client_left else GenerationOutcome.UPSTREAM_FAILED
+
+    def _begin(self, connection: UpstreamConnection, body: bytes) -> None:
+        request, framing = self._request, self._request.framing
+        headers = request_headers(request.headers, framing=framing)
+        if framing.chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        connection.begin(
+            method=request.method,
+            target=request.route.target,
+            host=request.route.upstream.host_header,
+            headers=headers,
+            body=body,
+        )
+
+    def _framed(self, message: Message) -> bytes:
+        """Return a body message as it goes on the wire; account for it."""
+        body: bytes = message.get("body", b"")
+        last = not message.get("more_body")
+        self._tally.bytes_up += len(body)
+        if self._reading is not None:
+            self._copy(self._reading, body, last=last)
+        if not self._request.framing.chunked:
+            return body
+        chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return chunk + b"0\r\n\r\n" if last else chunk
+
+    def _copy(self, reading: GenerationReading, body: bytes, *, last: bool) -> None:
+        reading.request_bytes(body)
+        if last:
+            request = self._request
+            reading.request_complete(session=request.session, principal=request.principal, headers=request.headers)
+
+    async def _upload(self, connection: UpstreamConnection, message: Message, receive: Receive) -> None:
+        """Send what is left of the body, then wait for the client to leave (the download's end cancels this)."""
+        while message.get("more_body"):
+            await connection.drain()
+            message = await receive()
+            if message["type"] == "http.request":
+                connection.write(self._framed(message))
+        connection.body_sent()
+        while message["type"] != "http.disconnect":
+            message = await receive()
+        self._client_left = True
+        connection.abort()
+
+    async def _download(self, connection: UpstreamConnection, send: Send) -> None:
+        await self._send_head(await connection.response_head(), send)
+        read, reading, tally, now_s = connection.read, self._reading, self._tally, self._clock.monotonic_s
+        while data := await read():
+            if reading is not None:
+                reading.response_bytes(now_s(), data)
+            tally.bytes_down += len(data)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_head(self, head: ResponseHead, send: Send) -> None:
+        if head.status == 101:
+            raise UpstreamBroke("it switched protocols without being asked to")
+        self._response_started = True
+        headers = response_headers(head.headers, status=head.status)
+        if self._reading is not None:
+            self._reading.response_started(self._clock.monotonic_s(), status=head.status, headers=headers)
+        await send({"type": "http.response.start", "status": head.status, "headers": headers})
+
+    async def _refuse_broken(self, broken: BaseException, send: Send) -> None:
+        upstream = self._request.route.upstream
+        await Refusal(
+            status=502,
+            code="upstream_broke",
+            message=f"the upstream {upstream.prefix!r} ({upstream.base_url}) sent no response: {broken}",
+            hint="look at the model server's log; the request can be sent again",
+        ).send(send)
+
+    async def _refuse_unreachable(self, exc: OSError | PoolFull, send: Send) -> None:
+        upstream = self._request.route.upstream
+        full = isinstance(exc, PoolFull)
+        why = str(exc) or ("it did not answer in time" if isinstance(exc, TimeoutError) else type(exc).__name__)
+        hint = f"start the model server, or correct the base URL of `{upstream.prefix}` in headstart.toml"
+        await Refusal(
+            status=503 if full else 502,
+            code="upstream_full" if full else "upstream_unreachable",
+            message=f"the upstream {upstream.prefix!r} ({upstream.base_url}) cannot be reached: {why}",
+            hint="wait for other requests to end" if full else hint,
+        ).send(send)

@@ -1,0 +1,5 @@
+"""Reading what models say from copies, off the forwarding path."""
+
+from headstart.proxy.reading.generations import GenerationReading, ModelReader, ReadingLimits
+
+__all__ = ["GenerationReading", "ModelReader", "ReadingLimits"]

@@ -1,0 +1,178 @@
+"""From a request's path to an upstream. Pure.
+
+Paths are taken apart as the bytes that came in: what follows `/v1` is passed on exactly
+as the client wrote it, percent-encodings included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from headstart.config.model import Upstream
+from headstart.errors import ConfigError
+from headstart.ids import SessionId
+from headstart.proxy.refusals import Refusal
+
+__all__ = ["Origin", "Route", "Routes", "UpstreamTarget"]
+
+DEFAULT_PREFIX = "default"
+RESERVED_PREFIXES = frozenset({"s", "v1", "mcp"})
+_NOT_IN_A_TARGET = re.compile(rb"[\x00-\x20\x7f]")
+_MAX_SESSION_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where connections go."""
+
+    host: str
+    port: int
+    tls: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamTarget:
+    """An upstream, taken apart once.
+
+    Attributes:
+        prefix: Its name in our paths.
+        base_url: As configured, for messages.
+        host_header: The `Host` it expects.
+        base_path: Path that stands before what follows `/v1`, without a slash at its end.
+        base_query: Query that every request gets (`api-version=…`), "" for none.
+    """
+
+    prefix: str
+    base_url: str
+    origin: Origin
+    host_header: bytes
+    base_path: bytes
+    base_query: bytes
+
+    @classmethod
+    def of(cls, upstream: Upstream) -> UpstreamTarget:
+        """Take an upstream's base URL apart.
+
+        Raises:
+            ConfigError: The prefix is reserved or the URL is none.
+        """
+        where = f"upstreams.{upstream.prefix}"
+        if upstream.prefix in RESERVED_PREFIXES or "/" in upstream.prefix or not upstream.prefix:
+            raise ConfigError(
+                f"{upstream.prefix!r} cannot be a prefix", where=where, hint="choose a word such as `openai`"
+            )
+        url = urlsplit(upstream.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
+            hint = "give the URL as SDKs take it, such as `https://api.openai.com/v1`"
+            raise ConfigError("the base URL is no http(s) URL without credentials", where=where, hint=hint)
+        tls = url.scheme == "https"
+        return cls(
+            prefix=upstream.prefix,
+            base_url=upstream.base_url,
+            origin=Origin(host=url.hostname, port=url.port or (443 if tls else 80), tls=tls),
+            host_header=url.netloc.encode("idna" if not url.netloc.isascii() else "ascii"),
+            base_path=url.path.rstrip("/").encode(),
+            base_query=url.query.encode(),
+        )
+
+    def target(self, path: bytes, query: bytes) -> bytes:
+        """Return the request target (path and query) for `path`, what followed `/v1`."""
+        joined = b"&".join(part for part in (self.base_query, query) if part)
+        return b"".join((self.base_path, path, b"?" if joined else b"", joined)) or b"/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where a request goes.
+
+    Attributes:
+        session: From the URL, else None.
+        path: What followed `/v1`, as text, for choosing the wire format.
+        target: The request target upstream.
+    """
+
+    upstream: UpstreamTarget
+    session: SessionId | None
+    path: str
+    target: bytes
+
+
+class Routes:
+    """All upstreams by prefix."""
+
+    def __init__(self, upstreams: Iterable[Upstream]) -> None:
+        self._by_prefix = {upstream.prefix.encode(): UpstreamTarget.of(upstream) for upstream in upstreams}
+
+    @property
+    def upstreams(self) -> tuple[UpstreamTarget, ...]:
+        return tuple(self._by_prefix.values())
+
+    def claims(self, path: str) -> bool:
+        """Say whether a request for `path` is one for a model server (also one that is going to be refused)."""
+        segments = path.encode().split(b"/")[1:]
+        if len(segments) > 2 and segments[0] == b"s":
+            segments = segments[2:]
+        return bool(segments) and (segments[0] == b"v1" or segments[0] in self._by_prefix)
+
+    def resolve(self, raw_path: bytes, query: bytes = b"") -> Route | Refusal:
+        """Find the upstream for a request, or say why there is none."""
+        session, rest = _split_session(raw_path)
+        if session is not None and (not session or len(session) > _MAX_SESSION_CHARS):
+            return _refuse_session()
+        prefix, rest = self._split_prefix(rest)
+        upstream = self._by_prefix.get(prefix)
+        if upstream is None:
+            return self._refuse_prefix(prefix)
+        version, slash, tail = rest.removeprefix(b"/").partition(b"/")
+        if version != b"v1":
+            return self._refuse_version(upstream)
+        if tail == b"v1" or tail.startswith(b"v1/"):
+            return self._refuse_doubled(upstream)
+        path = slash + tail
+        target = upstream.target(path, query)
+        if _NOT_IN_A_TARGET.search(target):
+            return Refusal(status=400, code="bad_path", message="the path holds a control character", hint="encode it")
+        return Route(
+            upstream=upstream,
+            session=None if session is None else SessionId(session),
+            path=path.decode("latin-1"),
+            target=target,
+        )
+
+    def _split_prefix(self, path: bytes) -> tuple[bytes, bytes]:
+        first, slash, rest = path.removeprefix(b"/").partition(b"/")
+        if first == b"v1":
+            return DEFAULT_PREFIX.encode(), path
+        return first, slash + rest
+
+    def _refuse_prefix(self, prefix: bytes) -> Refusal:
+        known = ", ".join(f"/{upstream.prefix}/v1" for upstream in self.upstreams) or "none"
+        name = prefix.decode("latin-1")
+        hint = f"the configured upstreams are: {known}; add others to headstart.toml"
+        return Refusal(status=404, code="unknown_upstream", message=f"no upstream is named {name!r}", hint=hint)
+
+    @staticmethod
+    def _refuse_version(upstream: UpstreamTarget) -> Refusal:
+        message = f"paths of the upstream {upstream.prefix!r} begin with /{upstream.prefix}/v1/"
+        hint = f"set the client's base URL to one that ends in /{upstream.prefix}/v1"
+        return Refusal(status=404, code="no_version", message=message, hint=hint)
+
+    @staticmethod
+    def _refuse_doubled(upstream: UpstreamTarget) -> Refusal:
+        hint = f"the base URL already ends in /v1; give the client one without the second /v1 ({upstream.prefix})"
+        return Refusal(status=404, code="doubled_v1", message="the path has /v1 twice", hint=hint)
+
+
+def _split_session(path: bytes) -> tuple[str | None, bytes]:
+    if not path.startswith(b"/s/"):
+        return None, path
+    session, slash, rest = path[3:].partition(b"/")
+    return unquote_to_bytes(session).decode("utf-8", "replace"), slash + rest
+
+
+def _refuse_session() -> Refusal:
+    hint = f"use /s/<session>/v1/… with 1 to {_MAX_SESSION_CHARS} characters"
+    return Refusal(status=404, code="bad_session", message="the session in the path is empty or too long", hint=hint)

@@ -1,0 +1,6 @@
+"""Connections to model servers: HTTP/1.1 on httptools, pooled per upstream."""
+
+from headstart.proxy.upstream.connection import ResponseHead, UpstreamBroke, UpstreamConnection
+from headstart.proxy.upstream.pool import ConnectionPool, PoolFull
+
+__all__ = ["ConnectionPool", "PoolFull", "ResponseHead", "UpstreamBroke", "UpstreamConnection"]
