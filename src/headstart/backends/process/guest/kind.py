@@ -1,0 +1,77 @@
+"""Sandboxes that are nothing but processes of their own: what the spawner does for this backend."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import Any, NoReturn
+
+from headstart.backends.spawner.guest import runs, syscalls
+from headstart.backends.spawner.guest.init import Init, reset_signals
+
+__all__ = ["ProcessKind", "make_kind"]
+
+
+class ProcessKind:
+    """Forks an init (a subreaper) per sandbox, with its private folders."""
+
+    grace_s = 0.7
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._run = runs.Run(settings["base"])
+        self.facts = {"run": self._run.path}
+        # Whoever holds the read end sees end of file when this process is gone, however it went.
+        self._lifeline, self._held = os.pipe2(os.O_CLOEXEC)
+
+    def prepare(self, template: str, plan: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002  the protocol's
+        return {}
+
+    def release(self, template: str) -> None:
+        """Nothing is kept for a template."""
+
+    def start(self, template: str, order: dict[str, Any], control: int) -> tuple[int, dict[str, Any]]:  # noqa: ARG002
+        pid = os.fork()
+        if pid == 0:
+            self._be_init(order, control)
+        return pid, {}
+
+    def _be_init(self, order: dict[str, Any], control: int) -> NoReturn:
+        try:
+            reset_signals()
+            os.setsid()
+            os.nice(order["niceness"])
+            init = Init(
+                fcntl.fcntl(control, fcntl.F_DUPFD_CLOEXEC, 64),
+                ends_with_namespace=False,
+                lifeline=self._lifeline,
+                at_end=lambda: _remove(order["directories"]),
+                limits=order["limits"],
+            )
+            syscalls.close_all_descriptors_except([0, 1, 2, *init.descriptors()])
+            for folder in order["directories"]:
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+            init.serve()
+        finally:
+            os._exit(70)
+
+    def ended(self, pid: int) -> None:
+        """The init has removed its folders; what it could not goes with the run's."""
+
+    def tend(self) -> bool:
+        return False
+
+    def owns(self, pid: int) -> bool:  # noqa: ARG002
+        return False
+
+    def close(self) -> None:
+        self._run.remove()
+
+
+def _remove(folders: list[str]) -> None:
+    for folder in folders:
+        runs.remove_tree(folder)
+
+
+def make_kind(settings: dict[str, Any]) -> ProcessKind:
+    """Make the kind; `settings` is `{"base": folder for runs}`."""
+    return ProcessKind(settings)

@@ -1,0 +1,49 @@
+"""What a tree of processes uses, from /proc: for sandboxes that have no control group.
+
+Memory is PSS (`smaps_rollup`): pages that forks share are split among them, so that sums
+over sandboxes are true. Reading it walks page tables, a millisecond per process or so;
+call it from a worker thread.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from headstart.backends.contract import Usage
+from headstart.backends.spawner.guest.processes import descendants
+
+__all__ = ["tree_usage"]
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def tree_usage(root: int) -> Usage:
+    """Return what `root` and everything below it use; zeros for what has ended meanwhile.
+
+    CPU time includes that of descendants that have been reaped.
+    """
+    members = [root, *descendants(root)]
+    return Usage(
+        memory_bytes=sum(_pss_bytes(pid) for pid in members),
+        cpu_s=sum(_cpu_s(pid) for pid in members),
+        processes=len(members) - 1,
+    )
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # it has ended
+    return 0
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # it has ended
+    return sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S

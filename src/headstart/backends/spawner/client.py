@@ -1,0 +1,217 @@
+"""Start the spawner and ask things of it.
+
+The spawner lives exactly as long as `open_spawner`'s body: closing our end of its socket
+makes it end everything that it started. If it dies first, every sandbox is lost, which its
+inits tell us themselves (they die with it); requests fail with `BackendError`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from headstart.backends.spawner.channel import Channel
+from headstart.backends.spawner.guest import launch
+from headstart.backends.spawner.link import Link, PeerGone
+from headstart.errors import BackendError, BackendUnavailable
+from headstart.ids import SandboxId
+
+__all__ = ["SpawnerClient", "Started", "open_spawner"]
+
+_SPAWNER = "headstart.backends.spawner.guest.spawner"
+_READY_TIMEOUT_S = 30.0
+_REQUEST_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A sandbox whose init is being built.
+
+    Attributes:
+        pid: The init's, as the service sees it.
+        facts: What the kind said about it.
+    """
+
+    channel: Channel
+    pid: int
+    facts: Mapping[str, Any]
+
+
+class _Reply:
+    """One answer that somebody waits for."""
+
+    def __init__(self) -> None:
+        self.arrived = anyio.Event()
+        self.message: dict[str, Any] | None = None
+
+
+class SpawnerClient:
+    """Requests to a running spawner; made by `open_spawner`."""
+
+    def __init__(self, link: Link, tasks: TaskGroup, pid: int) -> None:
+        self._link = link
+        self._tasks = tasks
+        self._replies: dict[int, _Reply] = {}
+        self._next_seq = 1
+        self._ready = anyio.Event()
+        self._gone = False
+        self._unavailable: str | None = None
+        self.pid = pid
+        self.facts: Mapping[str, Any] = {}
+        """What the kind told when it was ready."""
+
+    async def prepare(self, template: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make a template ready.
+
+        Raises:
+            BackendError: It cannot be, or the spawner is gone.
+        """
+        return await self._request({"op": "prepare", "template": template, "plan": plan})
+
+    async def release(self, template: str) -> None:
+        await self._request({"op": "release", "template": template})
+
+    async def start(self, sandbox: SandboxId, template: str, order: Mapping[str, Any]) -> Started:
+        """Start a sandbox and return once it can run commands. If cancelled, nothing is left of it.
+
+        Raises:
+            BackendError: It cannot be built, or the spawner is gone.
+        """
+        link, theirs = Link.pair()
+        channel = Channel(link)
+        self.serve(channel)
+        try:
+            with theirs:
+                request = {"op": "start", "sandbox": sandbox, "template": template, "order": order}
+                reply = await self._request(request, [theirs.fileno()])
+            await channel.wait_ready()
+        except BaseException:
+            await self.close(sandbox, channel)
+            raise
+        return Started(channel=channel, pid=reply["pid"], facts=reply)
+
+    def serve(self, channel: Channel) -> None:
+        """Take a channel's messages for as long as the spawner is used."""
+        self._tasks.start_soon(channel.serve)
+
+    async def close(self, sandbox: SandboxId, channel: Channel) -> None:
+        """End a sandbox; return when nothing of it is left. Completes under cancellation, within 5 s."""
+        channel.close()
+        with anyio.move_on_after(_END_TIMEOUT_S, shield=True) as patience:
+            try:
+                await self._request({"op": "close", "sandbox": sandbox})
+            except BackendError as error:
+                _log.debug("%s ended with its spawner: %s", sandbox, error)
+        if patience.cancelled_caught:
+            _log.warning("%s has not ended within %.0f s; its spawner goes on trying", sandbox, _END_TIMEOUT_S)
+
+    async def wait_ready(self) -> None:
+        """Return once the spawner serves.
+
+        Raises:
+            BackendUnavailable: It cannot do its work on this machine.
+        """
+        with anyio.move_on_after(_READY_TIMEOUT_S):
+            await self._ready.wait()
+        if not self._ready.is_set() or self._gone:
+            raise BackendUnavailable(self._unavailable or "the spawner has not started; its stderr says why")
+
+    async def receive_messages(self) -> None:
+        """Take the spawner's messages until it is gone."""
+        try:
+            while True:
+                self._take(await self._link.receive())
+        except PeerGone:
+            pass
+        finally:
+            self._gone = True
+            self._ready.set()
+            for reply in self._replies.values():
+                reply.arrived.set()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "seq" in message:
+            reply = self._replies.get(message["seq"])
+            if reply is not None:  # else: who asked was cancelled
+                reply.message = message
+                reply.arrived.set()
+        elif message["event"] == "ready":
+            self.facts = message
+            self._ready.set()
+        elif message["event"] == "unavailable":
+            self._unavailable = message["error"]
+        else:
+            _log.debug("the init of %s ended by itself: %s", message.get("sandbox"), message)
+
+    async def _request(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        if self._gone:
+            raise BackendError("the spawner is gone", hint="restart the service")
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        reply = self._replies[seq] = _Reply()
+        try:
+            await self._link.send({**message, "seq": seq}, descriptors)
+            with anyio.move_on_after(_REQUEST_TIMEOUT_S):
+                await reply.arrived.wait()
+        except PeerGone as error:
+            raise BackendError("the spawner is gone", hint="restart the service") from error
+        finally:
+            del self._replies[seq]
+        if reply.message is None:
+            raise BackendError(f"the spawner did not answer {message['op']!r}", hint="restart the service")
+        if "error" in reply.message:
+            raise BackendError(str(reply.message["error"]))
+        return reply.message
+
+
+@asynccontextmanager
+async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator[SpawnerClient]:
+    """Run a spawner whose sandboxes are made by the guest module `kind`.
+
+    On leaving, everything that it started has ended (within 5 s, also when cancelled).
+
+    Raises:
+        BackendUnavailable: This machine cannot run it; the message says what is missing.
+    """
+    link, theirs = Link.pair()
+    arguments = [sys.executable, "-I", "-S", str(Path(launch.__file__)), _SPAWNER, kind, json.dumps(settings)]
+    with theirs:
+        process = await anyio.open_process(
+            arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=None, start_new_session=True
+        )
+    try:
+        async with anyio.create_task_group() as tasks:
+            client = SpawnerClient(link, tasks, process.pid)
+            tasks.start_soon(client.receive_messages)
+            try:
+                await client.wait_ready()
+                yield client
+            finally:
+                link.close()
+                await _see_it_end(process)
+                tasks.cancel_scope.cancel()
+    finally:
+        link.close()
+
+
+async def _see_it_end(process: anyio.abc.Process) -> None:
+    with anyio.move_on_after(_END_TIMEOUT_S, shield=True):
+        await process.wait()
+    if process.returncode is not None:
+        return
+    _log.warning("the spawner (pid %d) has not ended within %.0f s and is killed", process.pid, _END_TIMEOUT_S)
+    process.kill()
+    with anyio.CancelScope(shield=True):
+        await process.wait()

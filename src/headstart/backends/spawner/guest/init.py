@@ -1,0 +1,214 @@
+"""The first process of every sandbox: runs commands for the service and reaps.
+
+It owns one control socket, whose other end only the service holds. End of file there means
+that the service is gone, however it went; then everything in the sandbox ends. With a PID
+namespace, that is one `exit`; without one, the init is a subreaper and kills whatever
+is below it.
+
+Messages in:
+    `{"op": "exec", "id", "argv", "env", "cwd", "own_tree"}` with descriptors for 0, 1, 2, …
+    `{"op": "signal", "id", "signal"}`   to the command's process group
+    `{"op": "kill", "id"}`               SIGKILL to the command and everything below it
+
+Messages out: `{"event": "ready"}`, `{"event": "started", "id", "pid"}`,
+`{"event": "failed", "id", "errno", "error"}`, `{"event": "exited", "id", "code" | "signal"}`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from headstart.backends.spawner.guest import processes, syscalls
+from headstart.backends.spawner.guest.wire import PeerGone, Wire
+
+__all__ = ["Init", "reset_signals", "set_limits"]
+
+_ABOVE_ANY_STDIO = 256
+
+
+def reset_signals() -> None:
+    """Give signals back what Python (SIGINT, SIGPIPE) and we (SIGCHLD) changed."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def set_limits(limits: dict[str, int]) -> None:
+    """Set `resource.RLIMIT_<name>`, soft and hard, never above the hard limit there is."""
+    for name, value in limits.items():
+        kind = getattr(resource, "RLIMIT_" + name)
+        hard = resource.getrlimit(kind)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+
+
+class Init:
+    """The loop of a sandbox's first process.
+
+    Args:
+        control: A descriptor of the socket to the service.
+        lifeline: A descriptor that is at end of file once the spawner is gone, if the
+            kernel does not see to that.
+        ends_with_namespace: Exiting ends the sandbox (we are PID 1 of a namespace).
+        at_end: Called last, when nothing is left below us.
+        limits: For every command, see `set_limits`.
+    """
+
+    def __init__(
+        self,
+        control: int,
+        *,
+        ends_with_namespace: bool,
+        lifeline: int | None = None,
+        at_end: Callable[[], None] | None = None,
+        limits: dict[str, int] | None = None,
+    ) -> None:
+        self._wire = Wire(socket.socket(fileno=control))
+        self._ends_with_namespace = ends_with_namespace
+        self._lifeline = lifeline
+        self._at_end = at_end
+        self._limits = limits or {}
+        self._running: dict[int, int] = {}  # execution id → pid
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def descriptors(self) -> list[int]:
+        """What must stay open in this process."""
+        return [self._wire.fileno(), self._wake, self._woken] + ([] if self._lifeline is None else [self._lifeline])
+
+    def adopt(self, execution: int, pid: int) -> None:
+        """Report the end of a child that was forked elsewhere."""
+        self._running[execution] = pid
+
+    def serve(self) -> NoReturn:
+        """Run until the service or the spawner is gone, then end the sandbox."""
+        reset_signals()
+        if not self._ends_with_namespace:
+            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        signal.signal(signal.SIGCHLD, _do_nothing)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        try:
+            self._wire.send({"event": "ready"})
+            while True:
+                self._wait_and_handle()
+        except PeerGone:
+            pass
+        finally:
+            self._end()
+
+    def _wait_and_handle(self) -> None:
+        poll = select.poll()
+        poll.register(self._wire, select.POLLIN | (select.POLLOUT if self._wire.has_backlog else 0))
+        poll.register(self._wake, select.POLLIN)
+        if self._lifeline is not None:
+            poll.register(self._lifeline, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if self._lifeline in ready:
+            raise PeerGone("the spawner is gone")
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        self._report_ended()
+        self._wire.flush()
+        if self._wire.fileno() in ready:
+            self._take_messages()
+
+    def _take_messages(self) -> None:
+        while True:
+            received = self._wire.receive()
+            if received is None:
+                return
+            message, descriptors = received
+            if message["op"] == "exec":
+                self._execute(message, descriptors)
+            else:
+                self._signal(message)
+
+    def _report_ended(self) -> None:
+        ended = dict(processes.reap())
+        for execution, pid in list(self._running.items()):
+            if pid in ended:
+                del self._running[execution]
+                self._wire.send({"event": "exited", "id": execution, **processes.exit_facts(ended[pid])})
+
+    def _signal(self, message: dict[str, Any]) -> None:
+        pid = self._running.get(message["id"])
+        if pid is None:
+            return
+        if message["op"] == "signal":
+            _send_signal(-pid, message["signal"])
+            return
+        for victim in [-pid, pid, *processes.descendants(pid)]:
+            _send_signal(victim, signal.SIGKILL)
+
+    def _execute(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            _become(message, descriptors, write_end, self._limits, dies_with_parent=not self._ends_with_namespace)
+        for descriptor in [*descriptors, write_end]:
+            os.close(descriptor)
+        trouble = os.read(read_end, 16)  # nothing once exec succeeded, and always soon
+        os.close(read_end)
+        if trouble:
+            number = int(trouble)
+            os.waitpid(pid, 0)
+            self._wire.send({"event": "failed", "id": message["id"], "errno": number, "error": os.strerror(number)})
+            return
+        self._running[message["id"]] = pid
+        self._wire.send({"event": "started", "id": message["id"], "pid": pid})
+
+    def _end(self) -> NoReturn:
+        if not self._ends_with_namespace:
+            processes.kill_everything_below(os.getpid())
+        if self._at_end is not None:
+            self._at_end()
+        os._exit(0)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Be a handler, so that the wake-up descriptor is written."""
+
+
+def _send_signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError as error:
+        if error.errno != errno.ESRCH:
+            raise
+
+
+def _become(
+    message: dict[str, Any], descriptors: list[int], trouble: int, limits: dict[str, int], *, dies_with_parent: bool
+) -> NoReturn:
+    """Turn this fresh fork into the command; report through `trouble` if that is impossible."""
+    try:
+        os.setsid()
+        reset_signals()
+        _place(descriptors)
+        if message.get("own_tree"):
+            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        if dies_with_parent:
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if message["cwd"] is not None:
+            os.chdir(message["cwd"])
+        set_limits(limits)
+        os.execvpe(message["argv"][0], message["argv"], message["env"])
+    except OSError as error:
+        os.write(trouble, b"%d" % (error.errno or errno.EIO))
+    finally:
+        os._exit(127)
+
+
+def _place(descriptors: list[int]) -> None:
+    """Make the descriptors 0, 1, 2, … of the command; all others close on exec."""
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_ANY_STDIO) for descriptor in descriptors]
+    for number, descriptor in enumerate(moved):
+        os.dup2(descriptor, number)

@@ -1,0 +1,68 @@
+"""Whose child is whose, and ending whole trees of processes, from /proc."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+__all__ = ["children", "descendants", "exit_facts", "kill_everything_below", "reap"]
+
+
+def children(pid: int) -> list[int]:
+    """The direct children of all threads of a process; none once it has ended."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as listing:
+                found.extend(int(child) for child in listing.read().split())
+    except OSError:
+        pass  # it ended while we looked
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`, parents before their children."""
+    found = children(pid)
+    for child in found:  # grows while we walk: breadth first
+        found.extend(children(child))
+    return found
+
+
+def reap() -> list[tuple[int, int]]:
+    """Collect every child that has ended, as (pid, wait status)."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
+
+
+def exit_facts(status: int) -> dict[str, int]:
+    """Say how a process ended, from its wait status: `{"code": n}` or `{"signal": n}`."""
+    if os.WIFSIGNALED(status):
+        return {"signal": os.WTERMSIG(status)}
+    return {"code": os.WEXITSTATUS(status)}
+
+
+def kill_everything_below(pid: int, *, rounds: int = 400) -> bool:
+    """Kill and reap all descendants of this process (a subreaper); return whether none is left.
+
+    Whoever forks faster than we read /proc is caught in a later round: what was killed
+    cannot fork, and orphans come back to us.
+    """
+    for _ in range(rounds):
+        for victim in descendants(pid):
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except OSError:
+                pass  # it ended by itself
+        reap()
+        if not children(pid):
+            return True
+        select.select([], [], [], 0.002)
+    return False

@@ -1,0 +1,132 @@
+"""What one run of the service leaves on the machine, and sweeping up after runs that crashed.
+
+Every run owns one folder `<base>/run-…` and holds a lock on the file `lock` in it for as
+long as its spawner lives; the kernel lets go of the lock however the spawner ends. A folder
+whose lock is free is therefore stale. The file `cgroups` in it lists the run's control
+groups, one path a line. Making and sweeping folders happens under the base's own lock, so
+that a folder is never seen between its making and its locking.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import time
+
+__all__ = ["Run", "remove_cgroup", "remove_tree"]
+
+_PREFIX = "run-"
+
+
+class Run:
+    """This run's folder; making it first sweeps stale ones."""
+
+    def __init__(self, base: str) -> None:
+        os.makedirs(base, mode=0o700, exist_ok=True)
+        with open(base + "/sweep.lock", "a") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            self.swept = _sweep(base)
+            self.name = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+            self.path = os.path.join(base, self.name)
+            os.mkdir(self.path, 0o700)
+            self._lock = os.open(self.path + "/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def note_cgroup(self, path: str) -> None:
+        """Remember a control group, before it is made."""
+        with open(self.path + "/cgroups", "a") as listing:
+            listing.write(path + "\n")
+
+    def remove(self) -> None:
+        """Remove the folder and the control groups; nothing of the run may live any more."""
+        _remove_run(self.path)
+        os.close(self._lock)
+
+
+def _sweep(base: str) -> int:
+    swept = 0
+    for name in os.listdir(base):
+        folder = os.path.join(base, name)
+        if name.startswith(_PREFIX) and _is_stale(folder):
+            _remove_run(folder)
+            swept += 1
+    return swept
+
+
+def _is_stale(folder: str) -> bool:
+    try:
+        lock = os.open(folder + "/lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _remove_run(folder: str) -> None:
+    try:
+        with open(folder + "/cgroups") as listing:
+            groups = listing.read().split("\n")
+    except FileNotFoundError:
+        groups = []
+    for group in reversed([group for group in groups if group]):
+        remove_cgroup(group)
+    remove_tree(folder)
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder, also if it holds folders that their owner made unreadable."""
+
+    def open_up_and_retry(_function: object, path: str, _trouble: object) -> None:
+        try:
+            os.chmod(os.path.dirname(path), 0o700)
+            os.chmod(path, 0o700)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+        except OSError:
+            pass  # counted as a leftover, and tried again by the next sweep
+
+    shutil.rmtree(folder, onerror=open_up_and_retry)
+
+
+def remove_cgroup(path: str, *, patience_s: float = 0.5) -> bool:
+    """Kill what is in a control group (and in those below it) and remove it.
+
+    A group stays busy for a moment after its last process has died, hence the patience.
+    """
+    give_up = time.monotonic() + patience_s
+    while True:
+        try:
+            for entry in os.scandir(path):
+                if entry.is_dir(follow_symlinks=False):
+                    remove_cgroup(entry.path, patience_s=patience_s)
+            os.rmdir(path)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > give_up:
+                return False
+            _kill_members(path)
+            time.sleep(0.002)
+        else:
+            return True
+
+
+def _kill_members(path: str) -> None:
+    try:
+        with open(path + "/cgroup.procs") as members:
+            for pid in members.read().split():
+                os.kill(int(pid), signal.SIGKILL)
+    except OSError:
+        pass  # they ended by themselves

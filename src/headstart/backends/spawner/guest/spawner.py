@@ -1,0 +1,223 @@
+"""The small process from which every sandbox is forked.
+
+Why a process of its own: forking the service would copy a large, multi-threaded address
+space for every sandbox, and a fork of a threaded process may only exec. This one has a
+single thread, a few megabytes and one socket. It does nothing that can wait on a sandbox:
+it never reads a sandbox's pipes, and its own messages queue in a bounded outbox.
+
+How a sandbox differs from a process is the business of a `Kind` (one module per
+backend). The spawner numbers, reaps, kills and cleans up. When the service is gone (end of
+file on the socket, however it died), everything that was started ends within a second.
+
+Messages in (`seq` is answered with the same `seq`):
+    `{"op": "prepare", "seq", "template", "plan"}`
+    `{"op": "release", "seq", "template"}`
+    `{"op": "start", "seq", "sandbox", "template", "order"}` with the init's control socket
+    `{"op": "close", "seq", "sandbox"}`  answered when nothing of the sandbox is left
+
+Messages out: `{"event": "ready", …}`, `{"seq", …}` or `{"seq", "error"}`, and
+`{"event": "ended", "sandbox", "code" | "signal"}` when an init dies by itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, Protocol
+
+from headstart.backends.spawner.guest import processes, syscalls
+from headstart.backends.spawner.guest.wire import PeerGone, Wire
+
+__all__ = ["Kind", "main"]
+
+
+class Kind(Protocol):
+    """What makes a process a sandbox; one instance in each spawner."""
+
+    grace_s: float
+    """How long an init may take to end by itself once the service has let go of it."""
+    facts: dict[str, Any]
+    """What the service is told when the spawner is ready."""
+
+    def prepare(self, template: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """Make a template ready; what is returned is part of the answer."""
+        ...
+
+    def release(self, template: str) -> None: ...
+
+    def start(self, template: str, order: dict[str, Any], control: int) -> tuple[int, dict[str, Any]]:
+        """Fork an init that serves `control`; return its pid and facts for the service."""
+        ...
+
+    def ended(self, pid: int) -> None:
+        """Clean up after an init that has been reaped."""
+        ...
+
+    def tend(self) -> bool:
+        """Do a little work ahead of need; return whether there is more."""
+        ...
+
+    def owns(self, pid: int) -> bool:
+        """Whether a child that is no init is the kind's own."""
+        ...
+
+    def close(self) -> None:
+        """Remove everything that is left; no init lives any more."""
+        ...
+
+
+class Spawner:
+    """The loop."""
+
+    def __init__(self, control: Wire, kind: Kind) -> None:
+        self._wire = control
+        self._kind = kind
+        self._inits: dict[int, str] = {}  # pid → sandbox
+        self._closing: dict[int, tuple[int, float]] = {}  # pid → (seq to answer, when to kill it)
+        self._wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._more_to_tend = True
+        signal.signal(signal.SIGCHLD, _do_nothing)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Run until the service is gone, then end and remove everything."""
+        try:
+            self._wire.send({"event": "ready", **self._kind.facts})
+            while True:
+                self._wait_and_handle()
+        except PeerGone:
+            self._end_everything()
+
+    def _wait_and_handle(self) -> None:
+        poll = select.poll()
+        poll.register(self._wire, select.POLLIN | (select.POLLOUT if self._wire.has_backlog else 0))
+        poll.register(self._wake, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms())}
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        self._collect_ended()
+        self._kill_overdue()
+        self._wire.flush()
+        if self._wire.fileno() in ready:
+            received = self._wire.receive()
+            if received is not None:
+                self._handle(*received)
+        elif not ready:
+            self._more_to_tend = self._kind.tend()
+
+    def _timeout_ms(self) -> float | None:
+        if self._more_to_tend:
+            return 0
+        if not self._closing:
+            return None
+        return max(0.0, min(due for _, due in self._closing.values()) - time.monotonic()) * 1000 + 1
+
+    def _handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        answer: dict[str, Any] | None
+        try:
+            answer = self._perform(message, descriptors)
+        except OSError as error:
+            answer = {"error": str(error.strerror or error), "errno": error.errno}
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._more_to_tend = True
+        if answer is not None:
+            self._wire.send({"seq": message["seq"], **answer})
+
+    def _perform(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        operation = message["op"]
+        if operation == "prepare":
+            return self._kind.prepare(message["template"], message["plan"])
+        if operation == "release":
+            self._kind.release(message["template"])
+            return {}
+        if operation == "start":
+            pid, facts = self._kind.start(message["template"], message["order"], descriptors[0])
+            self._inits[pid] = message["sandbox"]
+            return {"pid": pid, **facts}
+        if operation == "close":
+            return self._close(message)
+        raise OSError(22, f"unknown operation {operation!r}")
+
+    def _close(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        for pid, sandbox in self._inits.items():
+            if sandbox == message["sandbox"]:
+                self._closing[pid] = (message["seq"], time.monotonic() + self._kind.grace_s)
+                self._kill_overdue()
+                return None
+        return {}
+
+    def _kill_overdue(self) -> None:
+        now = time.monotonic()
+        for pid, (seq, due) in self._closing.items():
+            if due <= now:
+                os.kill(pid, signal.SIGKILL)
+                self._closing[pid] = (seq, now + 1.0)
+
+    def _collect_ended(self) -> None:
+        for pid, status in processes.reap():
+            sandbox = self._inits.pop(pid, None)
+            if sandbox is None:
+                continue
+            if status != 0:
+                self._kill_orphans()
+            self._kind.ended(pid)
+            seq, _ = self._closing.pop(pid, (None, 0.0))
+            if seq is None:
+                self._wire.send({"event": "ended", "sandbox": sandbox, **processes.exit_facts(status)})
+            else:
+                self._wire.send({"seq": seq})
+
+    def _kill_orphans(self) -> None:
+        """Kill what an init that died before its time has left to us."""
+        for child in processes.children(os.getpid()):
+            if child not in self._inits and not self._kind.owns(child):
+                for victim in [child, *processes.descendants(child)]:
+                    try:
+                        os.kill(victim, signal.SIGKILL)
+                    except OSError:
+                        pass  # it ended by itself
+
+    def _end_everything(self) -> None:
+        """Inits see the end of file themselves; who does not end within the grace is killed."""
+        give_up = time.monotonic() + self._kind.grace_s
+        while self._inits and time.monotonic() < give_up:
+            for pid, _ in processes.reap():
+                self._inits.pop(pid, None)
+            select.select([], [], [], 0.005)
+        processes.kill_everything_below(os.getpid())
+        self._kind.close()
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Be a handler, so that the wake-up descriptor is written."""
+
+
+def main() -> None:
+    """Serve on descriptor 0; `argv` is this module, the kind's module and its settings as JSON."""
+    control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 64)
+    nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C is for the service, which then closes us
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    wire = Wire(socket.socket(fileno=control))
+    try:
+        kind: Kind = importlib.import_module(sys.argv[1]).make_kind(json.loads(sys.argv[2]))
+    except OSError as error:
+        wire.send({"event": "unavailable", "error": str(error)})
+        sys.exit(1)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    Spawner(wire, kind).serve()

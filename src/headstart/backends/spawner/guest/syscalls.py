@@ -1,0 +1,219 @@
+"""System calls that Python's `os` lacks, through libc's `syscall` (x86-64 and arm64).
+
+Each wrapper raises `OSError` with the call's name, and what it was about, in the message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+
+__all__ = [
+    "clone",
+    "close_all_descriptors_except",
+    "drop_all_capabilities",
+    "forbid_new_privileges",
+    "install_seccomp",
+    "mount",
+    "mount_setattr",
+    "move_mount",
+    "open_tree",
+    "pivot_root",
+    "prctl",
+    "setns",
+    "umount",
+    "unshare",
+]
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MNT_DETACH = 0x2
+
+OPEN_TREE_CLONE = 0x1
+OPEN_TREE_CLOEXEC = 0x80000
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_IDMAP = 0x100000
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+_LAST_CAPABILITY = 63
+
+_MACHINE = os.uname().machine
+_NR_CLONE, _NR_PIVOT_ROOT, _NR_SETNS, _NR_CAPSET = {
+    "x86_64": (56, 155, 308, 126),
+    "aarch64": (220, 41, 268, 91),
+}.get(_MACHINE, (-1, -1, -1, -1))
+_NR_OPEN_TREE, _NR_MOVE_MOUNT, _NR_CLOSE_RANGE, _NR_MOUNT_SETATTR = 428, 429, 436, 442  # the same everywhere
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _call(what: str, number: int, *arguments: object) -> int:
+    if number < 0:
+        raise OSError(38, f"{what}: not known on {_MACHINE}")
+    return _check(_syscall(ctypes.c_long(number), *arguments), what)
+
+
+def clone(flags: int) -> int:
+    """Fork with namespace flags; return 0 in the child, its pid in the parent.
+
+    Only in a single-threaded process: Python's own hooks around `fork` do not run.
+    """
+    if _MACHINE == "aarch64":
+        return _call("clone", _NR_CLONE, ctypes.c_ulong(flags | signal.SIGCHLD), None, None, ctypes.c_ulong(0), None)
+    return _call("clone", _NR_CLONE, ctypes.c_ulong(flags | signal.SIGCHLD), None, None, None, ctypes.c_ulong(0))
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
+
+
+def setns(descriptor: int, kind: int) -> None:
+    _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), f"setns({kind:#x})")
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    result = _libc.mount(
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        os.fsencode(data) if data else None,
+    )
+    _check(result, f"mount({kind or source} on {target})")
+
+
+def umount(target: str) -> None:
+    """Take a mount away now, and for good once nobody uses it any more."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount({target})")
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    _call(f"pivot_root({new_root})", _NR_PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old))
+
+
+def open_tree(path: str, flags: int) -> int:
+    """Return a descriptor of (a detached copy of) the mount at `path`."""
+    return _call(
+        f"open_tree({path})",
+        _NR_OPEN_TREE,
+        ctypes.c_int(AT_FDCWD),
+        os.fsencode(path),
+        ctypes.c_uint(flags | OPEN_TREE_CLOEXEC),
+    )
+
+
+def mount_setattr(descriptor: int, attributes: int, *, userns: int = 0) -> None:
+    """Set attributes on a mount and all mounts below it; `userns` is a descriptor for id-mapping."""
+    request = struct.pack("=QQQQ", attributes, 0, 0, userns)
+    _call(
+        f"mount_setattr({attributes:#x})",
+        _NR_MOUNT_SETATTR,
+        ctypes.c_int(descriptor),
+        b"",
+        ctypes.c_uint(AT_EMPTY_PATH | AT_RECURSIVE),
+        request,
+        ctypes.c_size_t(len(request)),
+    )
+
+
+def move_mount(descriptor: int, target: str) -> None:
+    """Attach a detached mount at `target`."""
+    _call(
+        f"move_mount({target})",
+        _NR_MOVE_MOUNT,
+        ctypes.c_int(descriptor),
+        b"",
+        ctypes.c_int(AT_FDCWD),
+        os.fsencode(target),
+        ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH),
+    )
+
+
+def prctl(option: int, argument: int = 0, more: int = 0) -> int:
+    zero = ctypes.c_ulong(0)
+    return _check(
+        _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), ctypes.c_ulong(more), zero, zero),
+        f"prctl({option})",
+    )
+
+
+def forbid_new_privileges() -> None:
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_all_capabilities() -> None:
+    """Empty the bounding, ambient, effective, permitted and inheritable sets."""
+    for capability in range(_LAST_CAPABILITY):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            break  # past the kernel's last one, or (ordinary user) not allowed and not needed
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _call("capset", _NR_CAPSET, header, b"\0" * 24)
+
+
+def install_seccomp(program: bytes) -> None:
+    """Install a BPF program (8 bytes per instruction) for this process and what it starts."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(
+        struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)), struct.calcsize("@HxxxxxxP")
+    )
+    prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
+
+
+def close_all_descriptors_except(keep: list[int]) -> None:
+    """Close every descriptor that is not in `keep`."""
+    lowest = 0
+    for descriptor in [*sorted(set(keep)), 2147483647]:
+        if lowest < descriptor:
+            _close_range(lowest, descriptor - 1)
+        lowest = descriptor + 1
+
+
+def _close_range(first: int, last: int) -> None:
+    try:
+        _call("close_range", _NR_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), ctypes.c_uint(0))
+    except OSError:  # before Linux 5.9
+        os.closerange(first, min(last + 1, os.sysconf("SC_OPEN_MAX")))

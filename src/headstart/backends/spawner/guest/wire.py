@@ -1,0 +1,114 @@
+"""Messages between the service, the spawner and the inits: JSON datagrams that carry descriptors.
+
+A message is one SOCK_SEQPACKET datagram, so it arrives whole or not at all; descriptors
+ride along as SCM_RIGHTS. `Wire` never blocks: what the peer does not take yet waits in a
+bounded outbox, and a peer that lets it overflow counts as gone.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["LARGEST_MESSAGE_BYTES", "PeerGone", "Wire"]
+
+LARGEST_MESSAGE_BYTES = 192 * 1024
+"""What fits a socket buffer of the kernel's default size, with its overhead."""
+
+_OUTBOX_LIMIT = 4096
+_MOST_DESCRIPTORS = 64
+_MSG_CMSG_CLOEXEC = 0x40000000
+
+
+class PeerGone(Exception):
+    """The other end has closed, or reads so slowly that it cannot be told from that."""
+
+
+class Wire:
+    """One end of a message channel."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)  # noqa: FBT003  the standard library's signature
+        self._sock = sock
+        self._outbox: collections.deque[bytes] = collections.deque()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether messages wait for the peer; then poll for writability and `flush`."""
+        return bool(self._outbox)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send or queue a message.
+
+        Raises:
+            PeerGone: The peer has closed or its backlog is full.
+        """
+        if len(self._outbox) >= _OUTBOX_LIMIT:
+            raise PeerGone("the peer does not read")
+        self._outbox.append(json.dumps(message).encode())
+        self.flush()
+
+    def send_with(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        """Send a message and descriptors at once; the caller keeps (and closes) its own.
+
+        Raises:
+            BlockingIOError: The peer takes nothing now.
+            PeerGone: The peer has closed.
+        """
+        rights = array.array("i", descriptors)
+        try:
+            self._sock.sendmsg([json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except BlockingIOError:
+            raise
+        except (BrokenPipeError, ConnectionError) as error:
+            raise PeerGone(str(error)) from error
+
+    def flush(self) -> None:
+        """Send what is queued, as far as the peer takes it."""
+        while self._outbox:
+            try:
+                self._sock.send(self._outbox[0])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise PeerGone(str(error)) from error
+            self._outbox.popleft()
+
+    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Return the next message and its descriptors, or None if there is none now.
+
+        Raises:
+            PeerGone: The peer has closed.
+        """
+        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
+        try:
+            data, ancillary, flags, _ = self._sock.recvmsg(LARGEST_MESSAGE_BYTES * 2, space, _MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise PeerGone(str(error)) from error
+        descriptors = _descriptors_in(ancillary)
+        if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise PeerGone("end of file" if not data else "a message came cut")
+        return json.loads(data), descriptors
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return list(descriptors)

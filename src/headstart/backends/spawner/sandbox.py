@@ -1,0 +1,186 @@
+"""A sandbox that is reached through its init: the part that all spawned backends share."""
+
+from __future__ import annotations
+
+import signal
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import anyio
+from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
+
+from headstart.backends.contract import ByteStreams, Command, Completed, ExitStatus, Usage
+from headstart.backends.spawner.channel import Channel, Execution
+from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
+from headstart.errors import BackendError
+from headstart.ids import SandboxId
+
+__all__ = ["AttachedCommand", "SpawnedSandbox"]
+
+_OUTPUT_LIMIT_BYTES = 1 << 20
+_LINGER_S = 0.2
+"""How long after a command's end output is still awaited from what it left running."""
+_POLITE_S = 1.0
+"""How long an attached command may take to end: after stdin closes, and after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedCommand:
+    """The entry command's stdio."""
+
+    stdin: PipeSendStream
+    stdout: PipeReceiveStream
+    stderr: PipeReceiveStream
+    execution: Execution
+
+    async def wait(self) -> ExitStatus:
+        return await self.execution.wait()
+
+    async def terminate(self) -> None:
+        await self.execution.signal(signal.SIGTERM)
+
+
+@dataclass(slots=True)
+class _Output:
+    data: bytearray
+    cut: bool = False
+
+
+class SpawnedSandbox:
+    """Implements `RunningSandbox` over a `Channel`; backends add usage, priority and removal."""
+
+    def __init__(self, sandbox: SandboxId, channel: Channel, entry: Command, base_env: Mapping[str, str]) -> None:
+        """`base_env` is under every command's own environment; `entry` is complete, its cwd is the default."""
+        self._id = sandbox
+        self._channel = channel
+        self._entry = entry
+        self._base_env = dict(base_env)
+        self._attached = False
+        self._closed = False
+
+    @property
+    def id(self) -> SandboxId:
+        return self._id
+
+    async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
+        """See `RunningSandbox.run`."""
+        complete = replace(command, env={**self._base_env, **command.env}, cwd=command.cwd or self._entry.cwd)
+        pipes = StdioPipes.open()
+        try:
+            execution = await self._execute(complete, pipes, own_tree=True)
+            try:
+                with anyio.fail_after(timeout_s):
+                    return await _communicate(execution, pipes, stdin)
+            finally:
+                if not execution.has_ended:
+                    with anyio.CancelScope(shield=True):
+                        await execution.kill()
+                        await _ends_soon(execution)
+        finally:
+            pipes.close()
+
+    def attach(self) -> AbstractAsyncContextManager[ByteStreams]:
+        """See `RunningSandbox.attach`."""
+        return self._attach()
+
+    @asynccontextmanager
+    async def _attach(self) -> AsyncGenerator[ByteStreams]:
+        if self._attached:
+            raise BackendError(f"{self._id}: the entry command has been started already")
+        self._attached = True
+        pipes = StdioPipes.open()
+        try:
+            execution = await self._start_entry(pipes)
+            try:
+                yield AttachedCommand(stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr, execution=execution)
+            finally:
+                pipes.stdin.close()
+                await _end_politely(execution)
+        finally:
+            pipes.close()
+
+    async def _start_entry(self, pipes: StdioPipes) -> Execution:
+        return await self._execute(self._entry, pipes, own_tree=False)
+
+    async def _execute(self, command: Command, pipes: StdioPipes, *, own_tree: bool) -> Execution:
+        try:
+            return await self._channel.execute(command, pipes.theirs, own_tree=own_tree)
+        finally:
+            pipes.hand_over()
+
+    async def wait_lost(self) -> None:
+        """Return when the sandbox is gone, whoever ended it."""
+        await self._channel.lost.wait()
+
+    @abstractmethod
+    async def raise_priority(self) -> None: ...
+
+    @abstractmethod
+    async def usage(self) -> Usage: ...
+
+    @abstractmethod
+    async def _remove(self) -> None:
+        """End everything in the sandbox; completes under cancellation."""
+
+    async def aclose(self) -> None:
+        """See `RunningSandbox.aclose`."""
+        if not self._closed:
+            self._closed = True
+            await self._remove()
+
+
+async def _communicate(execution: Execution, pipes: StdioPipes, stdin: bytes) -> Completed:
+    stdout, stderr = _Output(bytearray()), _Output(bytearray())
+    status = ExitStatus()
+    async with anyio.create_task_group() as readers:
+        readers.start_soon(_feed, pipes.stdin, stdin)
+        async with anyio.create_task_group() as collectors:
+            collectors.start_soon(_collect, pipes.stdout, stdout)
+            collectors.start_soon(_collect, pipes.stderr, stderr)
+            status = await execution.wait()
+            collectors.cancel_scope.deadline = anyio.current_time() + _LINGER_S
+        readers.cancel_scope.cancel()
+    return Completed(
+        status=status, stdout=bytes(stdout.data), stderr=bytes(stderr.data), truncated=stdout.cut or stderr.cut
+    )
+
+
+async def _feed(pipe: PipeSendStream, data: bytes) -> None:
+    try:
+        await pipe.send(data)
+    except (BrokenResourceError, ClosedResourceError):
+        pass  # a command need not read its input
+    finally:
+        pipe.close()
+
+
+async def _collect(pipe: PipeReceiveStream, output: _Output) -> None:
+    while True:
+        try:
+            data = await pipe.receive()
+        except EndOfStream:
+            return
+        room = _OUTPUT_LIMIT_BYTES - len(output.data)
+        output.data += data[:room]
+        output.cut = output.cut or len(data) > room
+
+
+async def _end_politely(execution: Execution) -> None:
+    """Wait, SIGTERM, wait, SIGKILL, wait; bounded, and shielded from cancellation."""
+    with anyio.CancelScope(shield=True):
+        if not await _ends_soon(execution):
+            await execution.signal(signal.SIGTERM)
+            if not await _ends_soon(execution):
+                await execution.kill()
+                await _ends_soon(execution)
+
+
+async def _ends_soon(execution: Execution) -> bool:
+    with anyio.move_on_after(_POLITE_S):
+        try:
+            await execution.wait()
+        except BackendError:
+            return True  # it went with the sandbox
+    return execution.has_ended
