@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from headstart.core.events import Event, Instruction
-from headstart.core.pool import PoolPolicy
+from headstart.core.events import Event, Instruction, SetTimer, TimerFired
+from headstart.core.pool import Estimates, Pool, PoolPolicy
 from headstart.ids import IdSource
 
 __all__ = ["Broker", "BrokerPolicy"]
@@ -24,7 +24,7 @@ class BrokerPolicy:
         learn_text: Remember texts that led to calls.
     """
 
-    pool: PoolPolicy = PoolPolicy()
+    pool: PoolPolicy = field(default_factory=PoolPolicy)
     gamma: int = 2
     prefetch: str = "priced"
     waste_price: float = 0.2
@@ -42,9 +42,33 @@ class Broker:
     """
 
     def __init__(self, policy: BrokerPolicy, ids: IdSource) -> None:
-        self._policy = policy
-        self._ids = ids
+        self._pool = Pool(policy.pool, ids, Estimates())
+        self._timer_s: float | None = None
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event and return what is to be done, in this order."""
-        raise NotImplementedError(f"{type(event).__name__}: the pool lands next")
+        """Take one event and return what is to be done, in this order.
+
+        Raises:
+            InvalidTransition: The event contradicts what went before.
+        """
+        if isinstance(event, TimerFired):
+            self._timer_s = None
+        out = self._pool.handle(event)
+        out.extend(self._timer())
+        return out
+
+    def check_invariants(self) -> None:
+        """Assert what holds after every event (for tests).
+
+        Raises:
+            AssertionError: It does not; the message has the story.
+        """
+        self._pool.check_invariants()
+
+    def _timer(self) -> list[Instruction]:
+        """Ask for the next wake-up if it differs from the one asked for."""
+        due_s = self._pool.next_deadline_s()
+        if due_s is None or due_s == self._timer_s:
+            return []
+        self._timer_s = due_s
+        return [SetTimer(at_s=due_s)]

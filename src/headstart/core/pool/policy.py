@@ -1,4 +1,4 @@
-"""Who has which sandbox, who gets the next one, and what has to go for it."""
+"""The pool's modes and limits, as values."""
 
 from __future__ import annotations
 
