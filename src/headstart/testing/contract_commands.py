@@ -1,0 +1,226 @@
+"""Promises about commands: how they start, what they are given, how they end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+import anyio
+
+from headstart.backends.contract import ByteStreams, Command, ExitStatus
+from headstart.errors import BackendError
+from headstart.testing.contract_trial import (
+    DAEMON,
+    HEARTBEAT,
+    Check,
+    Trial,
+    check,
+    expect,
+    expect_beating,
+    expect_silence,
+)
+
+__all__ = ["COMMAND_CHECKS"]
+
+CANARY: Final = "HEADSTART_CONTRACT_CANARY"
+PRIVATE_PLACES: Final = {"HOME", "TMPDIR", "PATH"}
+MEBIBYTE: Final = 1 << 20
+
+
+@check("a failing command is data")
+async def failing_command(trial: Trial) -> None:
+    async with trial.sandbox() as sandbox:
+        done = await trial.sh(sandbox, "echo out; echo err >&2; exit 7")
+        expect(done.status == ExitStatus(code=7), "the exit code is reported", done)
+        expect((done.stdout, done.stderr) == (b"out\n", b"err\n"), "stdout and stderr come apart", done)
+        done = await trial.sh(sandbox, "kill -9 $$")
+        expect(done.status.signal == 9 and done.status.code is None, "a signal is reported as a signal", done)
+        done = await trial.sh(sandbox, "echo still here")
+        expect(done.stdout == b"still here\n", "the sandbox survives its commands", done)
+
+
+@check("a program that is not there raises, and the sandbox lives on")
+async def missing_program(trial: Trial) -> None:
+    async with trial.sandbox() as sandbox:
+        try:
+            done = await sandbox.run(Command(argv=("/no/such/program",)), timeout_s=20)
+        except BackendError as error:
+            expect("/no/such/program" in str(error), "the message names the program", str(error))
+        else:
+            expect(kept=False, promise="BackendError", seen=done)
+        expect((await trial.sh(sandbox, "exit 3")).status.code == 3, "the sandbox lives on", "it does not")
+
+
+@check("the environment is the given one and nothing of the service's")
+async def environment(trial: Trial) -> None:
+    given = {"PATH": trial.subject.path, "A": "1", "EMPTY": "", "UMLAUT": "ä b\nc"}
+    secrets = {"SECRET": "s3cret", "A": "identity wins"}
+    identity = replace(trial.identity(), env=secrets)
+    template = replace(trial.template("env -0"), command=Command(argv=("env", "-0"), env=given))
+    os.environ[CANARY] = "leaked"
+    try:
+        async with trial.sandbox(template, identity=identity) as sandbox, sandbox.attach() as streams:
+            seen = _environment_in(await _read_all(streams))
+    finally:
+        del os.environ[CANARY]
+    expected = {**given, **secrets}
+    expect({name: seen.get(name) for name in expected} == expected, "what was given arrives", seen)
+    extra = seen.keys() - expected.keys() - PRIVATE_PLACES
+    expect(not extra, "nothing else does, except where its private places are", sorted(extra))
+
+
+@check("stdin ends: a command that reads it gets what was given, then end of file")
+async def stdin(trial: Trial) -> None:
+    async with trial.sandbox() as sandbox:
+        done = await sandbox.run(trial.shell("cat; echo end"), timeout_s=20)
+        expect(done.stdout == b"end\n", "without stdin there is end of file at once", done)
+        payload = bytes(range(256)) * 1024
+        done = await sandbox.run(trial.shell("cat"), stdin=payload, timeout_s=20)
+        expect(done.stdout == payload, "every byte of stdin arrives", len(done.stdout))
+        done = await sandbox.run(trial.shell("exit 0"), stdin=payload, timeout_s=20)
+        expect(done.status.code == 0, "a command need not read its stdin", done)
+
+
+@check("a command starts with default signals, no foreign descriptors and the given directory")
+async def clean_start(trial: Trial) -> None:
+    async with trial.sandbox() as sandbox:
+        script = "import os; print(sorted(int(f) for f in os.listdir('/proc/self/fd')), os.getcwd())"
+        done = await sandbox.run(replace(trial.python(script), cwd="/usr"), timeout_s=20)
+        expect(done.stdout.strip() == b"[0, 1, 2, 3] /usr", "descriptors 0, 1, 2 (3 is the listing), cwd", done)
+        done = await trial.sh(sandbox, "grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -d ' \\t'")
+        masks = done.stdout.decode().split()
+        expect(all(int(mask.split(":")[1], 16) == 0 for mask in masks) and len(masks) == 2, "no signal is held", masks)
+
+
+@check("output beyond 1 MiB is cut and said so")
+async def long_output(trial: Trial) -> None:
+    async with trial.sandbox() as sandbox:
+        done = await trial.sh(sandbox, f"head -c {3 * MEBIBYTE} /dev/zero; echo tail >&2")
+        expect(done.truncated and len(done.stdout) == MEBIBYTE, "cut at 1 MiB", (len(done.stdout), done.truncated))
+        expect(done.stderr == b"tail\n" and done.status.code == 0, "the command runs to its end", done.stderr)
+        done = await trial.sh(sandbox, "echo short")
+        expect(not done.truncated, "what is short is whole", done)
+
+
+@check("64 MB of output arrive whole, and undrained they hold up nobody")
+async def flood(trial: Trial) -> None:
+    size = 64 * MEBIBYTE
+    template = trial.template(f"exec head -c {size} /dev/zero")
+    async with trial.sandbox(template) as first, first.attach() as streams:
+        received = 0
+        async for chunk in streams.stdout:
+            received += len(chunk)
+        expect(received == size, "every byte arrives", received)
+        expect((await streams.wait()).code == 0, "and the command ends well", await streams.wait())
+    async with (
+        trial.sandbox(template) as stuck,
+        stuck.attach(),
+        trial.sandbox() as other,
+    ):
+        done = await trial.sh(other, "echo free", timeout_s=10)
+        expect(done.stdout == b"free\n", "another sandbox goes on", done)
+        done = await trial.sh(stuck, "echo too", timeout_s=10)
+        expect(done.stdout == b"too\n", "and so does the same one", done)
+
+
+@check("a command that takes too long is killed with all that it started")
+async def timeout(trial: Trial) -> None:
+    beat = trial.beat()
+    async with trial.sandbox() as sandbox:
+        try:
+            await sandbox.run(trial.shell(DAEMON.format(beat=beat) + " sleep 60"), timeout_s=1)
+        except TimeoutError:
+            pass
+        else:
+            expect(kept=False, promise="TimeoutError", seen="the command returned")
+        await expect_beating(beat)
+        await expect_silence(beat, "a daemon dies with the command that was timed out")
+        expect((await trial.sh(sandbox, "echo ok")).stdout == b"ok\n", "the sandbox lives on", "it does not")
+
+
+@check("cancelling a command kills it with all that it started")
+async def cancellation(trial: Trial) -> None:
+    beat = trial.beat()
+    async with trial.sandbox() as sandbox:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sandbox.run, trial.shell(DAEMON.format(beat=beat) + " sleep 60"))
+            await expect_beating(beat)
+            tasks.cancel_scope.cancel()
+        await expect_silence(beat, "a daemon dies with the command that was cancelled")
+        expect((await trial.sh(sandbox, "echo ok")).stdout == b"ok\n", "the sandbox lives on", "it does not")
+
+
+@check("the entry command talks over raw pipes until its stdin closes, and starts once")
+async def entry(trial: Trial) -> None:
+    async with trial.sandbox(trial.template("echo hello >&2; cat; exit 5")) as sandbox:
+        async with sandbox.attach() as streams:
+            expect(await streams.stderr.receive() == b"hello\n", "stderr is its own pipe", "something else")
+            for message in (b"\x00\xff", b"second\n"):
+                await streams.stdin.send(message)
+                expect(await streams.stdout.receive() == message, "bytes pass as they are, at once", message)
+            await streams.stdin.aclose()
+            with anyio.fail_after(10):
+                expect(await _read_all(streams) == b"", "after its end there is end of file", "more bytes")
+                expect(await streams.wait() == ExitStatus(code=5), "its end is reported", await streams.wait())
+            await streams.terminate()  # harmless now
+        try:
+            async with sandbox.attach():
+                expect(kept=False, promise="a second attach raises BackendError", seen="it started again")
+        except BackendError:
+            pass
+
+
+@check("terminating the entry command is SIGTERM, and giving up waiting leaves it running")
+async def terminating(trial: Trial) -> None:
+    script = "trap 'echo bye; exit 4' TERM; echo ready; while :; do sleep 0.05; done"
+    async with trial.sandbox(trial.template(script)) as sandbox, sandbox.attach() as streams:
+        expect(await streams.stdout.receive() == b"ready\n", "it runs", "something else")
+        with anyio.move_on_after(0.1):
+            await streams.wait()
+        await streams.terminate()
+        with anyio.fail_after(10):
+            expect(await _read_all(streams) == b"bye\n", "it was still there, and heard SIGTERM", "it did not")
+            expect((await streams.wait()).code == 4, "it ended by itself", await streams.wait())
+
+
+@check("leaving ends even an entry command that listens to nothing")
+async def stubborn_entry(trial: Trial) -> None:
+    beat = trial.beat()
+    script = "trap '' TERM INT HUP; " + HEARTBEAT.format(beat=beat)
+    async with trial.sandbox(trial.template(script)) as sandbox:
+        async with _bounded(20), sandbox.attach():
+            await expect_beating(beat)
+        await expect_silence(beat, "it is dead when attach has been left")
+
+
+COMMAND_CHECKS: Final[tuple[Check, ...]] = (
+    failing_command,
+    missing_program,
+    environment,
+    stdin,
+    clean_start,
+    long_output,
+    flood,
+    timeout,
+    cancellation,
+    entry,
+    terminating,
+    stubborn_entry,
+)
+
+
+@asynccontextmanager
+async def _bounded(seconds: float) -> AsyncGenerator[None]:
+    with anyio.fail_after(seconds):
+        yield
+
+
+async def _read_all(streams: ByteStreams) -> bytes:
+    return b"".join([chunk async for chunk in streams.stdout])
+
+
+def _environment_in(output: bytes) -> dict[str, str]:
+    return dict(entry.decode().split("=", 1) for entry in output.split(b"\0") if entry)
