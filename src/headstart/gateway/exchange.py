@@ -1,0 +1,121 @@
+"""One HTTP exchange with a client: what both protocol eras do alike.
+
+The work runs beside an *attendant* that watches the client: when it leaves, the work is
+cancelled (nobody can receive the result, there is no replay), and when the work stays
+silent for long, the client hears a comment line, so that nothing between them takes the
+connection for dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+
+from headstart.gateway.channels import SessionChannel
+from headstart.gateway.failures import Answer, failed, succeeded
+from headstart.gateway.methods import Request
+from headstart.gateway.reply import Reply
+from headstart.gateway.session import Connection
+from headstart.gateway.sessions import Sessions
+from headstart.gateway.views import Views
+from headstart.gateway.wire import Receive, Scope, Send, error_message, header, send_json
+from headstart.ids import PrincipalId, ResourceId
+
+__all__ = ["Http", "answer_request", "attended", "is_request_id", "refuse", "wants_stream", "welcome"]
+
+SILENCE_S: Final = 15.0
+"""How long a reply may be silent before it turns into a stream of comment lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """One HTTP request, routed.
+
+    Attributes:
+        server: The one server that the route names, or None for the merged view.
+        name: The session that the URL or the header names, or None.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    principal: PrincipalId
+    server: ResourceId | None
+    name: str | None
+
+
+async def refuse(  # noqa: PLR0913  the parts of one HTTP error
+    send: Send,
+    status: int,
+    code: int,
+    message: str,
+    *,
+    request_id: object = None,
+    data: object = None,
+    headers: list[tuple[bytes, bytes]] | None = None,
+) -> None:
+    """Answer with an HTTP error whose body is a JSON-RPC error."""
+    await send_json(send, status, error_message(request_id, code, message, data), headers=headers)
+
+
+def wants_stream(scope: Scope) -> tuple[bool, bool]:
+    """Return whether the client accepts JSON, and whether it accepts event streams."""
+    accept = header(scope, b"accept")
+    if not accept:
+        return True, True
+    types = {part.split(";", 1)[0].strip().lower() for part in accept.split(",")}
+    anything = "*/*" in types
+    return (
+        anything or not types.isdisjoint({"application/json", "application/*"}),
+        anything or not types.isdisjoint({"text/event-stream", "text/*"}),
+    )
+
+
+async def attended(receive: Receive, reply: Reply, work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` until it ends or the client leaves."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_attend, receive, reply, tasks.cancel_scope)
+        await work()
+        tasks.cancel_scope.cancel()
+
+
+async def _attend(receive: Receive, reply: Reply, work: anyio.CancelScope) -> None:
+    while True:
+        with anyio.move_on_after(SILENCE_S):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            work.cancel()
+            return
+        await reply.ping()
+
+
+async def answer_request(request: Request, work: Callable[[Request], Awaitable[bytes]]) -> Answer:
+    """Do a request's work; every failure becomes what the client is told."""
+    try:
+        return succeeded(await work(request))
+    except Exception as exc:  # noqa: BLE001  the boundary of one client's request
+        return failed(
+            request.method,
+            exc,
+            server=request.server,
+            modern=request.connection.modern,
+            challenge=request.connection.server is not None,
+        )
+
+
+def welcome(sessions: Sessions, views: Views, http: Http, connection: Connection) -> None:
+    """Take along what this request carries, and let the runtime speak to its session."""
+    if connection.server is not None:
+        authorization = header(http.scope, b"authorization")
+        sessions.carry_headers(connection, {"Authorization": authorization} if authorization else {})
+    session = connection.session
+    if not sessions.listening(session.id):
+        sessions.listen_with(session.id, SessionChannel(session, views))
+
+
+def is_request_id(value: object) -> bool:
+    """Tell whether a JSON value can be a JSON-RPC id (a bool would alias 0 or 1)."""
+    return isinstance(value, (str, int)) and not isinstance(value, bool)

@@ -1,0 +1,274 @@
+"""The protocol with a handshake, up to 2025-11-25: `initialize`, `Mcp-Session-Id`, GET and DELETE.
+
+A POST carries one message (a batch in versions that have batches). Requests are answered
+on the same POST; notifications and answers to servers' questions get 202. One GET at a
+time is the stream for everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+import anyio
+from mcp_types import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
+
+from headstart.gateway.channels import Voice, announce_changes
+from headstart.gateway.exchange import Http, answer_request, attended, is_request_id, refuse, wants_stream, welcome
+from headstart.gateway.failures import REQUEST_CANCELLED, Answer, refused
+from headstart.gateway.methods import Methods, Request, merged_initialize
+from headstart.gateway.outbox import GetStream
+from headstart.gateway.reply import Reply
+from headstart.gateway.session import Connection
+from headstart.gateway.sessions import Sessions
+from headstart.gateway.views import Views
+from headstart.gateway.wire import (
+    decode,
+    encode,
+    header,
+    json_object,
+    send_json,
+)
+from headstart.runtime.contract import JsonObject
+
+__all__ = ["Handshake"]
+
+_DEFAULT_VERSION: Final = "2025-03-26"
+"""What a client speaks that sends no version header (the specification says so)."""
+_BATCHING: Final = frozenset({"2024-11-05", "2025-03-26"})
+_BATCH_LIMIT: Final = 100
+
+
+class Handshake:
+    """Serves clients of the 2025 protocols."""
+
+    def __init__(self, *, sessions: Sessions, methods: Methods, views: Views, requests_at_once: int) -> None:
+        self._sessions = sessions
+        self._methods = methods
+        self._views = views
+        self._requests_at_once = requests_at_once
+
+    async def post(self, http: Http, body: bytes) -> None:
+        """Serve one POST."""
+        can_json, can_stream = wants_stream(http.scope)
+        if not (can_json or can_stream):
+            await refuse(http.send, 406, INVALID_REQUEST, "accept application/json, or text/event-stream as well")
+            return
+        try:
+            message = decode(body)
+        except ValueError as exc:
+            await refuse(http.send, 400, PARSE_ERROR, f"the body is not JSON: {exc}")
+            return
+        single = json_object(message)
+        if single is not None and single.get("method") == "initialize":
+            await self._initialize(http, single, can_stream=can_stream)
+            return
+        connection = await self._connection(http)
+        if connection is None:
+            return
+        if isinstance(message, list) and connection.protocol_version in _BATCHING:
+            await self._batch(http, connection, cast("list[object]", message), can_stream=can_stream)
+        elif single is not None:
+            await self._single(http, connection, single, can_stream=can_stream)
+        else:
+            await refuse(http.send, 400, INVALID_REQUEST, "the body must be one JSON-RPC message")
+
+    async def get(self, http: Http) -> None:
+        """Hold the stream for what belongs to no request; a newer one ends an older one."""
+        connection = await self._connection(http)
+        if connection is None:
+            return
+        if not wants_stream(http.scope)[1]:
+            await refuse(http.send, 406, INVALID_REQUEST, "accept text/event-stream")
+            return
+        for outbox in connection.outboxes:
+            outbox.close()
+        stream = GetStream()
+        connection.outboxes[:] = [stream]
+        reply = Reply(http.send, can_stream=True, headers=_session_header(connection))
+        await reply.ping()  # commits the headers, so that the client knows that it is heard
+
+        async def forward() -> None:
+            if connection.stale:
+                await announce_changes(connection, self._views)
+            async for message in stream.messages():
+                await reply.say(message)
+            await reply.finish(b"")
+
+        with self._sessions.serving(connection):
+            try:
+                await attended(http.receive, reply, forward)
+            finally:
+                stream.close()
+                if stream in connection.outboxes:
+                    connection.outboxes.remove(stream)
+
+    async def delete(self, http: Http) -> None:
+        """End a connection."""
+        connection = await self._connection(http)
+        if connection is not None:
+            await self._sessions.disconnect(connection)
+            await send_json(http.send, 200)
+
+    # ------------------------------------------------------------ inside
+
+    async def _initialize(self, http: Http, message: JsonObject, *, can_stream: bool) -> None:
+        params = json_object(message.get("params"))
+        request_id = message.get("id")
+        if params is None or not is_request_id(request_id):
+            await refuse(http.send, 400, INVALID_PARAMS, "initialize needs an id and params", request_id=request_id)
+            return
+        asked = params.get("protocolVersion")
+        version = asked if asked in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
+        connection = await self._sessions.connect(
+            principal=http.principal,
+            name=http.name,
+            server=http.server,
+            protocol_version=version,
+            client_params=params,
+        )
+        welcome(self._sessions, self._views, http, connection)
+        reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
+        request = Request(connection, "initialize", params, Voice(connection, params, reply))
+
+        async def work() -> None:
+            answer = await answer_request(request, self._initialized)
+            if answer.error_code is not None:
+                await self._sessions.disconnect(connection)
+            await _finish(reply, answer, request_id)
+
+        with self._sessions.serving(connection):
+            await attended(http.receive, reply, work)
+
+    async def _initialized(self, request: Request) -> bytes:
+        connection = request.connection
+        if connection.server is None:
+            view = await self._views.of_learned(connection.scope)
+            told = merged_initialize(view, complete=not view.missing)
+        else:
+            told = (await self._methods.view(connection)).initialize()
+        rest = {key: value for key, value in told.items() if key != "protocolVersion"}
+        return encode({"protocolVersion": connection.protocol_version, **rest})
+
+    async def _connection(self, http: Http) -> Connection | None:
+        """Find whose request this is; None after having refused it."""
+        connection_id = header(http.scope, b"mcp-session-id")
+        if connection_id is not None:
+            connection = self._sessions.find(connection_id, http.principal, http.server)
+        elif http.name is not None:
+            connection = await self._sessions.implicit(
+                principal=http.principal,
+                name=http.name,
+                named=True,
+                server=http.server,
+                protocol_version=header(http.scope, b"mcp-protocol-version") or _DEFAULT_VERSION,
+            )
+        else:
+            await refuse(http.send, 400, INVALID_REQUEST, "Mcp-Session-Id is missing; begin with initialize")
+            return None
+        if connection is None:
+            await refuse(http.send, 404, INVALID_REQUEST, "no such session here; begin with initialize")
+            return None
+        welcome(self._sessions, self._views, http, connection)
+        return connection
+
+    async def _single(self, http: Http, connection: Connection, message: JsonObject, *, can_stream: bool) -> None:
+        if "method" not in message or "id" not in message:
+            accepted = await self._one_way(connection, message)
+            await (
+                send_json(http.send, 202)
+                if accepted
+                else refuse(http.send, 400, INVALID_REQUEST, "the body must be one JSON-RPC message")
+            )
+            return
+        if len(connection.in_flight) >= self._requests_at_once:
+            await self._busy(http, message.get("id"))
+            return
+        reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
+
+        async def work() -> None:
+            await _finish(reply, await self._answer(connection, message, reply), message["id"])
+
+        with self._sessions.serving(connection):
+            await attended(http.receive, reply, work)
+
+    async def _batch(self, http: Http, connection: Connection, messages: Sequence[object], *, can_stream: bool) -> None:
+        objects = [found for found in map(json_object, messages) if found is not None]
+        requests = [m for m in objects if "method" in m and "id" in m]
+        if len(objects) != len(messages) or not objects or len(objects) > _BATCH_LIMIT:
+            told = f"a batch holds 1 to {_BATCH_LIMIT} JSON-RPC messages"
+            await refuse(http.send, 400, INVALID_REQUEST, told)
+            return
+        if len(connection.in_flight) + len(requests) > self._requests_at_once:
+            await self._busy(http, None)
+            return
+        for message in objects:
+            if message not in requests:
+                await self._one_way(connection, message)
+        if not requests:
+            await send_json(http.send, 202)
+            return
+        reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
+        answers: dict[int, bytes] = {}
+
+        async def one(index: int, message: JsonObject) -> None:
+            answers[index] = (await self._answer(connection, message, reply)).message(message["id"])
+
+        async def work() -> None:
+            async with anyio.create_task_group() as tasks:
+                for index, message in enumerate(requests):
+                    tasks.start_soon(one, index, message)
+            await reply.finish(b"[%b]" % b",".join(answers[index] for index in sorted(answers)))
+
+        with self._sessions.serving(connection):
+            await attended(http.receive, reply, work)
+
+    async def _answer(self, connection: Connection, message: JsonObject, reply: Reply) -> Answer:
+        request_id, method, params = message["id"], message["method"], message.get("params")
+        if not is_request_id(request_id) or not isinstance(method, str):
+            return refused(INVALID_REQUEST, "a request needs a method and a string or integer id", status=400)
+        if params is not None and not isinstance(params, dict):
+            return refused(INVALID_PARAMS, "params must be an object")
+        given = cast("JsonObject", params or {})
+        request = Request(connection, method, given, Voice(connection, given, reply))
+        scope = anyio.CancelScope()
+        connection.in_flight[request_id] = scope
+        try:
+            with scope:
+                return await answer_request(request, self._methods.answer)
+        finally:
+            if connection.in_flight.get(request_id) is scope:
+                del connection.in_flight[request_id]
+        return refused(REQUEST_CANCELLED, "Request cancelled")
+
+    async def _one_way(self, connection: Connection, message: JsonObject) -> bool:
+        """Take a notification, or the answer to a server's question."""
+        method = message.get("method")
+        if method is None and ("result" in message or "error" in message):
+            question = connection.questions.get(str(message.get("id")))
+            if question is not None:
+                question.answer(message)
+            return True
+        if not isinstance(method, str):
+            return False
+        told = json_object(message.get("params"))
+        if method == "notifications/cancelled":
+            request_id = (told or {}).get("requestId")
+            if is_request_id(request_id) and (scope := connection.in_flight.get(cast("str | int", request_id))):
+                scope.cancel()
+        elif method != "notifications/initialized":
+            await self._methods.notified(connection, method, told)
+        return True
+
+    async def _busy(self, http: Http, request_id: object) -> None:
+        told = f"this session has {self._requests_at_once} requests open already; wait for one to end"
+        await refuse(http.send, 429, INVALID_REQUEST, told, request_id=request_id, headers=[(b"retry-after", b"1")])
+
+
+def _session_header(connection: Connection) -> list[tuple[bytes, bytes]]:
+    return [] if connection.id.startswith("@") else [(b"mcp-session-id", connection.id.encode("ascii"))]
+
+
+async def _finish(reply: Reply, answer: Answer, request_id: object) -> None:
+    await reply.finish(answer.message(request_id), status=answer.status, headers=list(answer.headers))
