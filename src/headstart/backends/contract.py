@@ -94,12 +94,16 @@ class Preload:
     Attributes:
         interpreter: The program's own Python (its venv's), absolute.
         modules: What a cold start had imported when it was ready, in import order.
-        entry: The script to run with `runpy`, or `-m module`.
+        entry: The script to run, or `-m module`.
+        args: What follows the entry on its command line.
+        options: The interpreter's own options (`-u`, `-X utf8`).
     """
 
     interpreter: str
     modules: tuple[str, ...]
     entry: tuple[str, ...]
+    args: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
