@@ -34,7 +34,7 @@ habits are its own).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final, Protocol
@@ -172,12 +172,24 @@ class Successor:
 
     Attributes:
         probability: That the very next call is one of this server's, uncalibrated.
-        because: For people: "after git: 3 of 4 here, 9 of 12 before".
+        state: Where the session is, `START` before its first call.
+        here / steps_here: Times it came next in this session, and times anything did.
+        before / steps_before: The same in all of the principal's sessions.
     """
 
     resource: ResourceId
     probability: float
-    because: str = ""
+    state: ResourceId = START
+    here: float = 0.0
+    steps_here: float = 0.0
+    before: float = 0.0
+    steps_before: float = 0.0
+
+    @property
+    def because(self) -> str:
+        """The counts for people: `after git: 3 of 4 here, 9 of 12 before`."""
+        where = f"after {self.state}" if self.state else "at the start"
+        return f"{where}: {self.here:.3g} of {self.steps_here:.3g} here, {self.before:.3g} of {self.steps_before:.3g} before"
 
 
 class PrefetchPolicy(Protocol):
@@ -212,26 +224,24 @@ class PricedPolicy:
 
     alpha: float = 1.0
     session_weight: float = 2.0
-    limit: int = 8
-    floor: float = 0.02
+    limit: int = 4
+    floor: float = 0.05
 
     def choose(
         self, state: ResourceId, *, session: Row, principal: Row, start_s: Mapping[ResourceId, float]
     ) -> tuple[Successor, ...]:
-        servers = len(start_s)
-        seen = principal.counts.keys() | session.counts.keys()
-        likely = [
-            (p, successor)
-            for successor in seen
-            if successor != state
-            and successor in start_s
-            and (p := self.probability(state, successor, session=session, principal=principal, servers=servers))
-            >= self.floor
-        ]
-        return tuple(
-            Successor(resource=successor, probability=p, because=_because(state, successor, session, principal))
-            for p, successor in nlargest(self.limit, likely)
-        )
+        # `probability`, with what does not depend on the successor taken out of the loop
+        uniform = self.alpha / max(1, len(start_s))
+        scale = self.session_weight / (principal.total + self.alpha)
+        steps = session.total + self.session_weight
+        least = self.floor * steps
+        own = session.counts
+        likely: list[tuple[float, ResourceId]] = []
+        for successor, count in _all_counts(principal, session):
+            mass = own.get(successor, 0.0) + (count + uniform) * scale
+            if mass >= least and successor != state and successor in start_s:
+                likely.append((mass / steps, successor))
+        return _named(nlargest(self.limit, likely), state, session, principal)
 
     def probability(
         self, state: ResourceId, successor: ResourceId, *, session: Row, principal: Row, servers: int
@@ -269,10 +279,7 @@ class PaperPolicy:
             and (p := self.probability(state, successor, session=session, principal=principal, servers=len(start_s)))
             >= self.probability_threshold
         ]
-        return tuple(
-            Successor(resource=successor, probability=p, because=_because(state, successor, session, principal))
-            for p, successor in nlargest(self.budget, likely)
-        )
+        return _named(nlargest(self.budget, likely), state, session, principal)
 
     def probability(
         self, state: ResourceId, successor: ResourceId, *, session: Row, principal: Row, servers: int
@@ -281,10 +288,29 @@ class PaperPolicy:
         return (principal.counts.get(successor, 0.0) + self.alpha) / (principal.total + self.alpha * max(1, servers))
 
 
-def _because(state: ResourceId, successor: ResourceId, session: Row, principal: Row) -> str:
-    where = f"after {state}" if state else "at the start"
-    here, before = session.counts.get(successor, 0.0), principal.counts.get(successor, 0.0)
-    return f"{where}: {here:.3g} of {session.total:.3g} here, {before:.3g} of {principal.total:.3g} before"
+def _all_counts(principal: Row, session: Row) -> Iterator[tuple[ResourceId, float]]:
+    """Yield the principal's counts, then the successors that only the session still knows."""
+    yield from principal.counts.items()
+    for successor in session.counts:
+        if successor not in principal.counts:
+            yield successor, 0.0
+
+
+def _named(
+    ranked: Iterable[tuple[float, ResourceId]], state: ResourceId, session: Row, principal: Row
+) -> tuple[Successor, ...]:
+    return tuple(
+        Successor(
+            resource=successor,
+            probability=probability,
+            state=state,
+            here=session.counts.get(successor, 0.0),
+            steps_here=session.total,
+            before=principal.counts.get(successor, 0.0),
+            steps_before=principal.total,
+        )
+        for probability, successor in ranked
+    )
 
 
 @dataclass(slots=True, kw_only=True)

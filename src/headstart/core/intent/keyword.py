@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from ahocorasick_rs import AhoCorasick
 
 from headstart.core.intent.profile import Keyword, ServerProfile, keywords_of
+from headstart.core.intent.stopwords import STOP_WORDS
 from headstart.core.intent.words import Normaliser, forms
 from headstart.ids import ResourceId
 
@@ -34,6 +35,8 @@ __all__ = ["Crossing", "Lexicon", "Scan"]
 
 _MOST_SEEN = 1_024
 """Distinct keywords that one stream can hit; a text that hits more is a dictionary, not an intent."""
+_MOST_EVIDENCE = 12
+"""Keywords remembered per server and stream, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Crossing:
 
     Attributes:
         score: What its distinct hits weigh together.
-        evidence: The keywords, in the order of their hits.
+        evidence: The first of the keywords that were hit.
     """
 
     resource: ResourceId
@@ -94,7 +97,8 @@ def _patterns(texts: Sequence[str], verbs: Mapping[str, bool]) -> dict[str, int]
     patterns = {f" {text} ": number for number, text in enumerate(texts)}
     for number, text in enumerate(texts):
         for form in forms(text, verb=verbs[text]):
-            patterns.setdefault(f" {form} ", number)
+            if form not in STOP_WORDS:  # the plural of "doe" is not a word about deer
+                patterns.setdefault(f" {form} ", number)
     return patterns
 
 
@@ -152,7 +156,8 @@ class Scan:
             text, meanings = self._lexicon.meaning(number)
             for resource, keyword in meanings:
                 score = touched[resource] = self._scores.setdefault(resource, _Score())
-                score.evidence.append(text)
+                if len(score.evidence) < _MOST_EVIDENCE:
+                    score.evidence.append(text)
                 if keyword.specific:
                     score.specific += weight * keyword.weight
                 else:

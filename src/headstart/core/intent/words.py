@@ -104,7 +104,7 @@ def singular(word: str) -> str:
         return word
     if word.endswith("ies"):
         return f"{word[:-3]}y"
-    if word.endswith(("ches", "shes", "sses", "xes", "zes")):
+    if word.endswith(("ches", "shes", "sses", "xes", "zzes")):
         return word[:-2]
     return word[:-1]
 
