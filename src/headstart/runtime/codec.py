@@ -1,0 +1,117 @@
+"""Frozen dataclasses to JSON and back, exactly: events in a journal, records in a database.
+
+What a field's annotation says is what is read back: enums by value, tuples as tuples,
+`NewType` ids as their text, a union of `None` and one type as either. The plan for a class
+is made once. Only what our own frozen records use is supported; anything else is a
+`TypeError` when the class is registered, not when the first record is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, NewType, cast
+
+__all__ = ["RecordCodec"]
+
+Json = Any
+_Convert = Callable[[Any], Any]
+
+PLAIN = (str, int, float, bool, type(None))
+
+
+class RecordCodec:
+    """Encodes records of the given classes as `{"e": class name, …fields}`, defaults left out."""
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        self._plans = {cls.__name__: _Plan(cls) for cls in classes}
+
+    def encode(self, record: object) -> dict[str, Json]:
+        name = type(record).__name__
+        return {"e": name, **self._plans[name].encode(record)}
+
+    def decode(self, fields: dict[str, Json]) -> object:
+        """Return the record.
+
+        Raises:
+            ValueError: No such record, or a field is missing or unknown.
+        """
+        plan = self._plans.get(str(fields.get("e")))
+        if plan is None:
+            raise ValueError(f"no record is called {fields.get('e')!r}")
+        try:
+            return plan.decode({name: value for name, value in fields.items() if name != "e"})
+        except (TypeError, KeyError) as exc:
+            raise ValueError(f"{fields.get('e')}: {exc}") from exc
+
+
+class _Plan:
+    """How one class is written and read."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        hints = typing.get_type_hints(cls)
+        self._fields = [
+            (field.name, field.default, *_converters(hints[field.name])) for field in dataclasses.fields(cls)
+        ]
+        self._read = {name: read for name, _, _, read in self._fields}
+
+    def encode(self, record: object) -> dict[str, Json]:
+        written: dict[str, Json] = {}
+        for name, default, write, _ in self._fields:
+            value = getattr(record, name)
+            if value is not default and value != default:
+                written[name] = write(value)
+        return written
+
+    def decode(self, fields: dict[str, Json]) -> object:
+        return self._cls(**{name: self._read[name](value) for name, value in fields.items()})
+
+
+def _converters(hint: Any) -> tuple[_Convert, _Convert]:
+    """Return how a value of this type is written and read."""
+    while isinstance(hint, NewType):
+        hint = hint.__supertype__
+    if hint in PLAIN:
+        return _same, (float if hint is float else _same)
+    if typing.get_origin(hint) is tuple:
+        return _tuple_converters(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return _optional_converters(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum_value, hint
+    if isinstance(hint, type) and dataclasses.is_dataclass(cast("Any", hint)):
+        plan = _Plan(hint)
+        return plan.encode, plan.decode
+    raise TypeError(f"records cannot hold {hint!r}")
+
+
+def _tuple_converters(hint: Any) -> tuple[_Convert, _Convert]:
+    item, *rest = typing.get_args(hint)
+    if rest == [Ellipsis]:
+        write, read = _converters(item)
+        return (lambda values: [write(v) for v in values]), (lambda values: tuple(read(v) for v in values))
+    pairs = [_converters(one) for one in (item, *rest)]
+    return (
+        lambda values: [w(v) for (w, _), v in zip(pairs, values, strict=True)],
+        lambda values: tuple(r(v) for (_, r), v in zip(pairs, values, strict=True)),
+    )
+
+
+def _optional_converters(hint: Any) -> tuple[_Convert, _Convert]:
+    options = [option for option in typing.get_args(hint) if option is not type(None)]
+    if len(options) != 1:
+        raise TypeError(f"records cannot hold {hint!r}: only one type beside None")
+    write, read = _converters(options[0])
+    return (lambda v: None if v is None else write(v)), (lambda v: None if v is None else read(v))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _enum_value(value: Enum) -> Any:
+    return value.value

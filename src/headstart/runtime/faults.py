@@ -1,0 +1,90 @@
+"""What is said when a server fails: what, where, and the cure."""
+
+from __future__ import annotations
+
+import shlex
+
+from headstart.backends.contract import ExitStatus
+from headstart.config.model import ServerSettings
+from headstart.errors import ServerUnavailable, StartTimedOut
+from headstart.runtime.link import StdioLink
+
+__all__ = ["died", "exited_early", "handshake_refused", "how_it_ended", "never_answered", "timed_out_call"]
+
+SHOWN_LINES = 8
+
+
+def how_it_ended(status: ExitStatus | None, link: StdioLink | None) -> str:
+    """Tell the end of a server in a few words."""
+    if link is not None and link.failure is not None:
+        return link.failure
+    if status is None:
+        return "it closed its stdout but is still running"
+    if status.out_of_memory:
+        return "it was killed because its memory limit was reached"
+    if status.signal is not None:
+        return f"it was killed by signal {status.signal}"
+    return f"it exited with code {status.code}"
+
+
+def exited_early(server: ServerSettings, status: ExitStatus | None, link: StdioLink) -> ServerUnavailable:
+    message = f"{server.name}: {how_it_ended(status, link)} before its handshake was done{_last_words(link)}"
+    return ServerUnavailable(message, server=server.name, hint=_start_hint(server, status))
+
+
+def never_answered(server: ServerSettings, link: StdioLink | None) -> StartTimedOut:
+    waited = f"{server.start_timeout_s:g} s"
+    words = _last_words(link) if link is not None else ""
+    return StartTimedOut(
+        f"{server.name}: it did not answer its handshake within {waited}{words}",
+        server=server.name,
+        hint=f"raise mcpServers.{server.name}.headstart.start_timeout_s, or run it by hand: {_command(server)}",
+    )
+
+
+def handshake_refused(server: ServerSettings, reason: str, link: StdioLink) -> ServerUnavailable:
+    return ServerUnavailable(
+        f"{server.name}: {reason}{_last_words(link)}",
+        server=server.name,
+        hint=f"check the versions of the server's packages; by hand: {_command(server)}",
+    )
+
+
+def died(server: ServerSettings, status: ExitStatus | None, link: StdioLink) -> ServerUnavailable:
+    """A server ended while a call was open."""
+    return ServerUnavailable(
+        f"{server.name}: {how_it_ended(status, link)} during the call{_last_words(link)}",
+        server=server.name,
+        hint=_memory_hint(server, status) or "the next call starts a fresh one; what this one held is gone",
+    )
+
+
+def timed_out_call(server: ServerSettings, method: str) -> ServerUnavailable:
+    return ServerUnavailable(
+        f"{server.name}: {method} got no answer within {server.call_timeout_s:g} s and was cancelled",
+        server=server.name,
+        hint=f"raise mcpServers.{server.name}.headstart.call_timeout_s",
+    )
+
+
+def _last_words(link: StdioLink) -> str:
+    source, lines = "stderr", link.stderr.last(SHOWN_LINES)
+    if not lines:
+        source, lines = "stdout (no MCP message)", link.stdout_junk.last(SHOWN_LINES)
+    if not lines:
+        return "; it wrote nothing to stderr"
+    return f"; its last lines on {source}:" + "".join(f"\n  | {line}" for line in lines)
+
+
+def _start_hint(server: ServerSettings, status: ExitStatus | None) -> str:
+    return _memory_hint(server, status) or f"run it by hand to see why: {_command(server)}"
+
+
+def _memory_hint(server: ServerSettings, status: ExitStatus | None) -> str | None:
+    if status is None or not status.out_of_memory:
+        return None
+    return f"raise mcpServers.{server.name}.headstart.memory_mb"
+
+
+def _command(server: ServerSettings) -> str:
+    return shlex.join((server.command or "", *server.args))

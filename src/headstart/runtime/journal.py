@@ -1,0 +1,301 @@
+"""Every event, one JSON object per line, written before it is handled.
+
+A run of the service is one journal of one or more parts (`<boot>-0001.jsonl`, …). Each part
+begins with a header that holds what the broker was made from, so that `replay` makes the
+same broker and gets the same instructions.
+
+Two modes. `full` holds everything and replays exactly. `digests` (the default) replaces
+what people and models wrote (request text, output text, arguments, client ids, servers'
+last words) by a digest and a length; it tells what happened when, to which server, and can
+be read back, but decisions that were made *from* the text cannot be made again without
+it: exact replay is promised for `full` alone.
+
+`append` never blocks and never touches the file: a queue takes the event, a writer task
+empties it in a thread. The queue is bounded; what it cannot take is counted, and a line in
+the journal says where and how many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast, get_args
+
+import anyio
+import anyio.to_thread
+
+from headstart.core import events, stream
+from headstart.core.broker import Broker, BrokerPolicy
+from headstart.core.events import Event, Instruction
+from headstart.errors import HeadstartError
+from headstart.ids import IdSource
+from headstart.runtime.codec import RecordCodec
+
+__all__ = [
+    "BootIds",
+    "Header",
+    "Journal",
+    "JournalUnreadable",
+    "decode",
+    "encode",
+    "open_journal",
+    "read",
+    "redact",
+    "replay",
+]
+
+MAX_QUEUED = 100_000
+BATCH_EVERY_S = 0.05
+PART_BYTES = 64_000_000
+PARTS_KEPT = 8
+
+_EVENTS = RecordCodec(get_args(Event))
+_HEADER_FIELD = "journal"
+
+_SECRET_FIELDS: dict[type, tuple[str, ...]] = {
+    stream.GenerationStarted: ("text", "hints"),
+    stream.TextArrived: ("text",),
+    stream.ToolCallArgumentsArrived: ("text",),
+    stream.ToolCallClosed: ("arguments",),
+    events.SandboxStartFailed: ("message",),
+    events.SandboxExited: ("message",),
+}
+
+
+class JournalUnreadable(HeadstartError):
+    """A journal cannot be read or replayed; the message says where and why."""
+
+
+class BootIds:
+    """Ids that say which run of the service made them: `sbx_3f9a_1`, `sbx_3f9a_2`, …"""
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+        self._count = 0
+
+    def new(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}_{self._boot}_{self._count}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a run's broker was made from.
+
+    Attributes:
+        boot: Distinguishes this run's ids.
+        mode: `full` or `digests`.
+        began_wall_s / began_s: The same moment on the wall clock and on the events' clock.
+        part: 1, 2, …
+    """
+
+    boot: str
+    mode: str
+    policy: BrokerPolicy
+    began_wall_s: float
+    began_s: float
+    part: int = 1
+
+
+_HEADER = RecordCodec([Header])
+
+
+def encode(event: Event) -> bytes:
+    """Return the event as one line, without its newline."""
+    return _line(_EVENTS.encode(event))
+
+
+def decode(line: bytes) -> Event:
+    """Return the event that `encode` wrote.
+
+    Raises:
+        ValueError: It is none.
+    """
+    fields: object = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError("not an event: no JSON object")  # noqa: TRY004 one kind of error for one kind of fault
+    return cast("Event", _EVENTS.decode(cast("dict[str, Any]", fields)))
+
+
+def redact(event: Event) -> Event:
+    """Replace what people, models and servers wrote by digest and length."""
+    names = _SECRET_FIELDS.get(type(event))
+    if names is None:
+        return event
+    return dataclasses.replace(event, **{name: _digested(getattr(event, name)) for name in names})
+
+
+class Journal:
+    """The journal of this run.
+
+    Attributes:
+        dropped: Events that the queue could not take.
+        written: Events that reached the file.
+    """
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self._folder = folder
+        self._header = header
+        self._queue: deque[Event] = deque()
+        self._wake = anyio.Event()
+        self._closing = False
+        self._file: IO[bytes] | None = None
+        self._untold_drops = 0
+        self.dropped = 0
+        self.written = 0
+
+    def append(self, event: Event) -> None:
+        """Queue an event; never blocks, never raises."""
+        if len(self._queue) >= MAX_QUEUED:
+            self.dropped += 1
+            self._untold_drops += 1
+            return
+        self._queue.append(event)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Write until `close` was called and the queue is empty."""
+        while not (self._closing and not self._queue):
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            batch, self._queue = self._queue, deque()
+            drops, self._untold_drops = self._untold_drops, 0
+            if batch or drops:
+                await anyio.to_thread.run_sync(self._write, batch, drops)
+            if self._closing:
+                self._wake.set()
+            else:
+                await anyio.sleep(BATCH_EVERY_S)
+        await anyio.to_thread.run_sync(self._close_file)
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.set()
+
+    # ------------------------------------------------------------ in the writer's thread
+
+    def _write(self, batch: deque[Event], drops: int) -> None:
+        full = self._header.mode == "full"
+        lines = [encode(event if full else redact(event)) for event in batch]
+        if drops:
+            lines.append(_line({"dropped": drops}))
+        file = self._open_part()
+        file.write(b"\n".join(lines) + b"\n")
+        file.flush()
+        self.written += len(batch)
+
+    def _open_part(self) -> IO[bytes]:
+        if self._file is not None and self._file.tell() < PART_BYTES:
+            return self._file
+        if self._file is not None:
+            self._file.close()
+            self._header = dataclasses.replace(self._header, part=self._header.part + 1)
+        path = self._folder / f"{self._header.boot}-{self._header.part:04}.jsonl"
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        self._file.write(_line({_HEADER_FIELD: _HEADER.encode(self._header)}) + b"\n")
+        self._remove_oldest()
+        return self._file
+
+    def _remove_oldest(self) -> None:
+        parts = sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+        for path in parts[:-PARTS_KEPT]:
+            path.unlink(missing_ok=True)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@asynccontextmanager
+async def open_journal(folder: Path, header: Header) -> AsyncGenerator[Journal]:
+    """Keep a journal while the context is open; on leaving, what was queued is written."""
+    await anyio.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    journal = Journal(folder, header)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(journal.run, name="journal")
+        try:
+            yield journal
+        finally:
+            journal.close()
+
+
+def read(path: Path) -> Iterator[Header | Event]:
+    """Yield the header and the events of one part.
+
+    Raises:
+        JournalUnreadable: A line is no record (the last line of a killed run may be cut; it is left out).
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield _record(line)
+            except ValueError as exc:
+                raise JournalUnreadable(f"{path}:{number}: {exc}") from exc
+
+
+def replay(path: Path) -> Iterator[list[Instruction]]:
+    """Decide a journalled run again, from its first part on; yields each event's instructions.
+
+    Raises:
+        JournalUnreadable: It holds digests only, or events are missing.
+    """
+    header: Header | None = None
+    broker: Broker | None = None
+    while path.exists():
+        for record in read(path):
+            if isinstance(record, Header):
+                header = record
+                broker = broker or _broker_for(record, path)
+            elif broker is not None:
+                yield broker.handle(record)
+        if header is None:
+            return
+        path = path.with_name(f"{header.boot}-{header.part + 1:04}.jsonl")
+
+
+def _broker_for(header: Header, path: Path) -> Broker:
+    if header.mode != "full":
+        raise JournalUnreadable(
+            f"{path} holds digests, so its decisions cannot be made again",
+            hint='set service.journal = "full" in headstart.toml to record runs that replay exactly',
+        )
+    if header.part != 1:
+        raise JournalUnreadable(f"{path} is part {header.part}; a replay begins with part 1")
+    ids: IdSource = BootIds(header.boot)
+    return Broker(header.policy, ids)
+
+
+def _record(line: bytes) -> Header | Event:
+    fields: object = json.loads(line)
+    if isinstance(fields, dict):
+        told = cast("dict[str, Any]", fields)
+        if _HEADER_FIELD in told:
+            return cast("Header", _HEADER.decode(told[_HEADER_FIELD]))
+        if "dropped" in told:
+            raise ValueError(f"{told['dropped']} events are missing here: the writer could not keep up")
+    return decode(line)
+
+
+def _line(fields: object) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode("ascii")
+
+
+def _digested(value: object) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_digested(one) for one in cast("tuple[object, ...]", value))
+    text = str(value)
+    if not text:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"#{digest}:{len(text)}"

@@ -1,0 +1,295 @@
+"""What a server's launch needs to see of the host: found by reading it, not by asking.
+
+A sandbox has a minimal root, so a server that lives in a virtual environment, in
+`node_modules` or in a tool's cache must be given exactly its own install prefix. This
+module follows the command: symlinks hop by hop, the script's `#!` line, the virtual
+environment it belongs to, that environment's base interpreter and the source folders of
+its editable installs, the outermost `node_modules`, the caches of `npx` and `uvx`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headstart.backends.contract import Mount, MountMode
+from headstart.config.model import ServerSettings
+from headstart.errors import ServerUnavailable
+
+__all__ = ["HostFacts", "Launch", "find_launch"]
+
+SYSTEM = tuple(Path(p) for p in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"))
+"""What every sandbox's root has already."""
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MAX_LINKS = 40
+INTERPRETERS = ("python", "node", "bun", "deno", "ruby", "perl", "bash", "sh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What of the service's own surroundings servers are started from.
+
+    Attributes:
+        search_path: Where commands without a slash are looked for.
+        home: Whose `npx` and `uvx` caches are shared.
+    """
+
+    search_path: str = SYSTEM_PATH
+    home: Path = Path("/nonexistent")
+
+    @classmethod
+    def here(cls) -> HostFacts:
+        """Read them from the environment of this process."""
+        return cls(search_path=os.environ.get("PATH", SYSTEM_PATH), home=Path.home())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How a server is started, and what it must see for it.
+
+    Attributes:
+        program: Absolute path to execute.
+        path: The `PATH` for inside.
+        env: More environment that the launcher needs (caches).
+        mounts: Host paths, without what the system directories cover.
+        stamps: Changes when what is installed changes.
+        package: `npx mcp-server-x` and the like share a download cache: starts of one
+            package must not overlap. None for everything else.
+    """
+
+    program: str
+    path: str
+    env: dict[str, str]
+    mounts: tuple[Mount, ...]
+    stamps: tuple[str, ...]
+    package: str | None
+
+
+def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
+    """Find what a stdio server's command needs; reads the file system.
+
+    Raises:
+        ServerUnavailable: The command does not exist or cannot be executed.
+    """
+    search = server.env.get("PATH", host.search_path)
+    program = _find_program(server, search)
+    seen = _Seen()
+    seen.follow(program, search)
+    script = _script_argument(program, server)
+    if script is not None:
+        seen.follow_script(script)
+    env, cache_mounts = _launcher_caches(program, host, offline=server.network == "none")
+    if server.cwd is not None:
+        seen.add(server.cwd, MountMode.OVERLAY)
+    declared = tuple(Mount(source=m.path, target=m.target or m.path, mode=MountMode(m.mode)) for m in server.mounts)
+    return Launch(
+        program=str(program),
+        path=":".join(dict.fromkeys((*seen.bin_dirs, *SYSTEM_PATH.split(":")))),
+        env=env,
+        mounts=_without_covered((*declared, *seen.mounts(), *cache_mounts)),
+        stamps=tuple(sorted(seen.stamps)),
+        package=_package(program, server),
+    )
+
+
+def _find_program(server: ServerSettings, search: str) -> Path:
+    command = server.command or ""
+    if "/" in command:
+        base = server.cwd or Path("/")
+        path = Path(os.path.normpath(base / command))
+        found = str(path) if os.access(path, os.X_OK) and path.is_file() else None
+    else:
+        found = shutil.which(command, path=search)
+    if found is None:
+        raise ServerUnavailable(
+            f"{server.name}: command {command!r} was not found",
+            server=server.name,
+            hint=f"install it, or give its full path as mcpServers.{server.name}.command",
+        )
+    path = Path(found)
+    return path if _venv_of(path) else path.resolve()
+
+
+class _Seen:
+    """Collects host paths while following a command."""
+
+    def __init__(self) -> None:
+        self._mounts: dict[Path, MountMode] = {}
+        self.bin_dirs: list[str] = []
+        self.stamps: set[str] = set()
+
+    def mounts(self) -> tuple[Mount, ...]:
+        return tuple(Mount(source=p, target=p, mode=mode) for p, mode in self._mounts.items())
+
+    def add(self, path: Path, mode: MountMode = MountMode.READ_ONLY) -> None:
+        if not _is_system(path) and path != Path("/"):
+            self._mounts.setdefault(path, mode)
+
+    def follow(self, program: Path, search: str) -> None:
+        self._stamp(program)
+        self.bin_dirs.append(str(program.parent))
+        self._install_of(program)
+        interpreter = _shebang(program, search)
+        if interpreter is not None and interpreter != program:
+            self.bin_dirs.append(str(interpreter.parent))
+            self._install_of(interpreter)
+
+    def follow_script(self, script: Path) -> None:
+        """A script that an interpreter is given: its folder is its program."""
+        self._stamp(script)
+        if not self._node_modules(script.resolve()):
+            self.add(script.parent)
+        if script.is_symlink():
+            self.add(script.resolve().parent)
+
+    def _install_of(self, program: Path) -> None:
+        venv = _venv_of(program)
+        if venv is not None:
+            self._venv(venv)
+        for hop in _links(program):
+            if not self._node_modules(hop):
+                self._prefix(hop, venv)
+
+    def _venv(self, venv: Path) -> None:
+        self.add(venv)
+        for site in venv.glob("lib/python3*/site-packages"):
+            self._stamp(site)
+            for source in _editable_sources(site):
+                self.add(source)
+        for python in (venv / "bin" / "python", venv / "bin" / "python3"):
+            for hop in _links(python):
+                self._prefix(hop, venv)
+
+    def _prefix(self, program: Path, venv: Path | None) -> None:
+        """Add the install prefix of a program outside of the system directories."""
+        if _is_system(program) or (venv is not None and program.is_relative_to(venv)):
+            return
+        parent = program.parent
+        self.add(parent.parent if parent.name == "bin" and len(parent.parent.parts) > 2 else parent)
+
+    def _node_modules(self, path: Path) -> bool:
+        names = path.parts
+        if "node_modules" not in names:
+            return False
+        self.add(Path(*names[: names.index("node_modules") + 1]))
+        manifest = Path(*names[: names.index("node_modules")]) / "package.json"
+        if manifest.exists():
+            self._stamp(manifest)
+            self.add(manifest)
+        return True
+
+    def _stamp(self, path: Path) -> None:
+        stat = path.stat()
+        self.stamps.add(f"{path}:{stat.st_mtime_ns}:{stat.st_size if path.is_file() else 0}")
+
+
+def _is_system(path: Path) -> bool:
+    return any(path.is_relative_to(root) for root in SYSTEM)
+
+
+def _venv_of(program: Path) -> Path | None:
+    root = program.parent.parent
+    return root if (root / "pyvenv.cfg").is_file() else None
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Yield a path and every place its symlinks lead to, in order, also through linked folders."""
+    for _ in range(MAX_LINKS):
+        yield path
+        real_parent = path.parent.resolve()
+        if real_parent != path.parent:
+            path = real_parent / path.name
+        elif path.is_symlink():
+            path = Path(os.path.normpath(path.parent / path.readlink()))
+        else:
+            return
+
+
+def _shebang(program: Path, search: str) -> Path | None:
+    with program.open("rb") as file:
+        first = file.readline(4096)
+    if not first.startswith(b"#!"):
+        return None
+    words = first[2:].decode("utf-8", "replace").split()
+    if not words:
+        return None
+    if Path(words[0]).name == "env":
+        named = next((w for w in words[1:] if not w.startswith("-") and "=" not in w), "")
+        found = shutil.which(named, path=f"{program.parent}:{search}")
+        return Path(found) if found else None
+    return Path(words[0]) if Path(words[0]).exists() else None
+
+
+def _editable_sources(site: Path) -> Iterator[Path]:
+    for pth in site.glob("*.pth"):
+        for line in pth.read_text("utf-8", "replace").splitlines():
+            if line.startswith("/") and Path(line).is_dir():
+                yield Path(line)
+
+
+def _script_argument(program: Path, server: ServerSettings) -> Path | None:
+    if not program.name.startswith(INTERPRETERS):
+        return None
+    base = server.cwd or Path("/")
+    script = next((a for a in server.args if not a.startswith("-")), None)
+    if script is None or "-m" in server.args or "-c" in server.args:
+        return None
+    path = Path(os.path.normpath(base / script))
+    return path if path.is_file() else None
+
+
+def _launcher_caches(program: Path, host: HostFacts, *, offline: bool) -> tuple[dict[str, str], tuple[Mount, ...]]:
+    """A private home must not download again: the launcher's own cache shows inside, writes stay there."""
+    kind = _launcher(program)
+    if kind == "npx":
+        env = {"npm_config_cache": str(host.home / ".npm"), "npm_config_update_notifier": "false"}
+        env["npm_config_offline" if offline else "npm_config_prefer_offline"] = "true"
+        folders = [host.home / ".npm"]
+    elif kind == "uv":
+        env = {"UV_CACHE_DIR": str(host.home / ".cache/uv")}
+        env |= {"UV_OFFLINE": "1"} if offline else {}
+        env["UV_PYTHON_INSTALL_DIR"] = str(host.home / ".local/share/uv/python")
+        env["UV_TOOL_DIR"] = str(host.home / ".local/share/uv/tools")
+        folders = [host.home / ".cache/uv", host.home / ".local/share/uv"]
+    elif kind == "pipx":
+        env = {"PIPX_HOME": str(host.home / ".local/share/pipx")}
+        folders = [host.home / ".local/share/pipx", host.home / ".local/pipx", host.home / ".cache/pipx"]
+    else:
+        return {}, ()
+    mounts = tuple(Mount(source=f, target=f, mode=MountMode.OVERLAY) for f in folders if f.is_dir())
+    return env, mounts
+
+
+def _launcher(program: Path) -> str | None:
+    name = program.name
+    if name in ("npx", "npm", "npx-cli.js", "npm-cli.js"):
+        return "npx"
+    return {"uv": "uv", "uvx": "uv", "pipx": "pipx"}.get(name)
+
+
+def _package(program: Path, server: ServerSettings) -> str | None:
+    kind = _launcher(program)
+    if kind is None:
+        return None
+    words = [a for a in server.args if not a.startswith("-") and a not in ("run", "tool", "exec", "x")]
+    return f"{kind} {words[0]}" if words else kind
+
+
+def _without_covered(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    """Drop what another mount shows already; declared mounts come first and win."""
+    kept: list[Mount] = []
+    for mount in sorted(dict.fromkeys(mounts), key=lambda m: len(m.target.parts)):
+        covering = [k for k in kept if mount.target.is_relative_to(k.target)]
+        if not any(_shows(k, mount) for k in covering):
+            kept.append(mount)
+    return tuple(kept)
+
+
+def _shows(outer: Mount, inner: Mount) -> bool:
+    same_place = outer.source / inner.target.relative_to(outer.target) == inner.source
+    return same_place and (
+        outer.mode == inner.mode or inner.mode is MountMode.READ_ONLY or outer.target == inner.target
+    )

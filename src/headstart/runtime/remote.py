@@ -1,0 +1,244 @@
+"""Remote MCP servers: one connection per session and server, over streamable HTTP.
+
+A connection is the session's own, because a remote server keeps state by its session id
+and its headers carry somebody's credentials. The SDK's transport speaks HTTP (one POST per
+request, SSE answers resumed where the server lets them, the GET stream); ids, order,
+progress and cancellation are the same `Peer` as over stdio.
+
+An HTTP 401 or 403 is not an error of the call: the client must see the challenge itself,
+or it could never authorise. It is noted where the response comes in and raised by
+whatever request met it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import anyio
+import httpx2
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+from mcp.types import jsonrpc_message_adapter
+
+from headstart.clock import Clock
+from headstart.config.model import ServerSettings
+from headstart.errors import HeadstartError, ServerUnavailable, UnauthorizedUpstream
+from headstart.runtime.contract import ClientChannel, JsonObject
+from headstart.runtime.handshake import HandshakeRefused, Lists, read_lists, shake_hands
+from headstart.runtime.rpc import MAX_QUEUED_MESSAGES, Exchange, LinkClosed, Outgoing, Owner, Peer, QueueOutbox
+
+__all__ = ["SESSION_TERMINATED", "RemoteConnection"]
+
+CLOSE_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 30.0
+VERSION_HEADER = "mcp-protocol-version"
+SESSION_TERMINATED = "Session terminated"
+"""How the SDK's transport reports a 404 for a session id."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Denial:
+    status: int
+    challenge: str
+
+
+class RemoteConnection:
+    """A conversation with a remote server; `live` owns it."""
+
+    def __init__(self, server: ServerSettings, *, headers: Mapping[str, str], owner: Owner, clock: Clock) -> None:
+        self._server = server
+        self._owner = owner
+        self._clock = clock
+        self._client = httpx2.AsyncClient(
+            headers={**server.headers, **headers},
+            timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=None),
+            event_hooks={"response": [self._look_for_denial]},
+        )
+        self._denial: _Denial | None = None
+        self._peer: Peer | None = None
+        self._settled = anyio.Event()
+        self._stop = anyio.Event()
+        self._version: str | None = None
+        self.failure: HeadstartError | None = None
+        self.lists: Lists | None = None
+        self.served_writes = False
+        """Whether the server may hold state of this session."""
+
+    @property
+    def ended(self) -> bool:
+        return self._stop.is_set()
+
+    def use_headers(self, headers: Mapping[str, str]) -> None:
+        """Send these from now on: a client's credentials are renewed while it lives."""
+        self._client.headers.update(headers)
+
+    def stop(self) -> None:
+        """End the conversation; the remote session is ended too (DELETE), bounded."""
+        self._stop.set()
+
+    async def ready(self) -> Lists:
+        """Return the server's lists once the handshake is done.
+
+        Raises:
+            UnauthorizedUpstream: The server wants (other) credentials.
+            ServerUnavailable: It cannot be reached, or refused.
+        """
+        await self._settled.wait()
+        if self.lists is None:
+            raise self.failure or self._unreachable("the connection was closed")
+        return self.lists
+
+    async def request(self, method: str, params: JsonObject | None, channel: ClientChannel | None) -> Exchange:
+        """Send one request.
+
+        Raises:
+            MCPError: The server's own error.
+            UnauthorizedUpstream: It wants (other) credentials.
+            ServerUnavailable: The connection broke.
+        """
+        await self.ready()
+        if self._peer is None:
+            raise self._unreachable("the connection was closed")
+        self._denial = None
+        try:
+            return await self._peer.request(method, params, channel=channel)
+        except MCPError as exc:
+            raise self._denied() or exc from None
+        except LinkClosed:
+            raise self.failure or self._unreachable("the connection broke during the call") from None
+
+    async def notify(self, method: str, params: JsonObject | None) -> None:
+        if self._peer is not None:
+            try:
+                await self._peer.notify(method, params)
+            except LinkClosed:
+                _log.debug("%s: %s was not delivered, the connection is closed", self._server.name, method)
+
+    async def read_lists(self) -> Lists | None:
+        """Read all lists again; None if the server has ended or refuses."""
+        if self._peer is None or self.lists is None:
+            return None
+        try:
+            return await read_lists(self._peer, self.lists.initialize)
+        except (LinkClosed, HandshakeRefused) as exc:
+            _log.info("%s: its changed lists could not be read: %s", self._server.name, exc)
+            return None
+
+    # ------------------------------------------------------------ its life
+
+    async def live(self) -> None:
+        """Connect, shake hands, and hold the connection until `stop` or its end."""
+        try:
+            await self._connect_and_hold()
+        except* (httpx2.HTTPError, anyio.BrokenResourceError, anyio.ClosedResourceError) as group:
+            self.failure = self.failure or self._unreachable(_first(cast("BaseException", group)))
+        finally:
+            self._peer = None
+            self._stop.set()
+            self._settled.set()
+
+    async def _connect_and_hold(self) -> None:
+        url = str(self._server.url)
+        async with (
+            self._client,
+            streamable_http_client(url, http_client=self._client, max_sse_event_size=None) as (incoming, outgoing),
+            _open_peer(self._server, self._owner, self._clock) as (peer, queue, tasks),
+        ):
+            self._peer = peer
+            tasks.start_soon(self._read, incoming, peer)
+            tasks.start_soon(self._write, queue, outgoing)
+            if await self._shake_hands(peer):
+                self._settled.set()
+                await self._stop.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _shake_hands(self, peer: Peer) -> bool:
+        try:
+            with anyio.fail_after(self._server.start_timeout_s):
+                self.lists = await shake_hands(peer)
+        except TimeoutError:
+            self.failure = self._unreachable(
+                f"it did not answer its handshake within {self._server.start_timeout_s:g} s"
+            )
+        except HandshakeRefused as exc:
+            self.failure = self._denied() or self._unreachable(str(exc))
+        except LinkClosed:
+            self.failure = self._denied() or self._unreachable("the connection closed before the handshake was done")
+        return self.lists is not None
+
+    async def _read(self, incoming: object, peer: Peer) -> None:
+        async for item in incoming:  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]  the SDK's stream types are private
+            if isinstance(item, SessionMessage):
+                message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
+                self._learn_version(message)
+                peer.receive(message)
+            else:
+                _log.debug("%s sent what cannot be read", self._server.name)
+        peer.close()
+
+    async def _write(self, queue: MemoryObjectReceiveStream[Outgoing], outgoing: object) -> None:
+        async for item in queue:
+            message = jsonrpc_message_adapter.validate_python(item.message)
+            stamped = ClientMessageMetadata(headers={VERSION_HEADER: self._version}) if self._version else None
+            await outgoing.send(SessionMessage(message, metadata=stamped))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]  the SDK's stream types are private
+            if item.on_sent is not None:
+                item.on_sent()
+
+    def _learn_version(self, message: JsonObject) -> None:
+        """Every message after `initialize` names the version that was agreed on."""
+        result = message.get("result")
+        if self._version is None and isinstance(result, dict) and "protocolVersion" in result:
+            self._version = str(message["result"]["protocolVersion"])
+
+    # ------------------------------------------------------------ what can go wrong
+
+    async def _look_for_denial(self, response: httpx2.Response) -> None:
+        if response.status_code in (401, 403):
+            challenge = response.headers.get("www-authenticate", "")
+            self._denial = _Denial(status=response.status_code, challenge=challenge)
+
+    def _denied(self) -> UnauthorizedUpstream | None:
+        if self._denial is None:
+            return None
+        return UnauthorizedUpstream(
+            f"{self._server.name}: {self._server.url} answered {self._denial.status}",
+            status=self._denial.status,
+            challenge=self._denial.challenge,
+        )
+
+    def _unreachable(self, reason: str) -> ServerUnavailable:
+        return ServerUnavailable(
+            f"{self._server.name}: {self._server.url}: {reason}",
+            server=self._server.name,
+            hint=f"check that the server is up and mcpServers.{self._server.name}.url is right",
+        )
+
+
+@asynccontextmanager
+async def _open_peer(
+    server: ServerSettings, owner: Owner, clock: Clock
+) -> AsyncGenerator[tuple[Peer, MemoryObjectReceiveStream[Outgoing], TaskGroup]]:
+    send, queue = anyio.create_memory_object_stream[Outgoing](MAX_QUEUED_MESSAGES)
+    with send, queue:
+        async with anyio.create_task_group() as tasks:
+            peer = Peer(server=server.name, outbox=QueueOutbox(send), owner=owner, clock=clock, tasks=tasks)
+            try:
+                yield peer, queue, tasks
+            finally:
+                peer.close()
+
+
+def _first(exc: BaseException) -> str:
+    """Return the text of the first error in a group of groups."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]
+    return str(exc) or type(exc).__name__

@@ -1,0 +1,139 @@
+"""The remote connections of all sessions: opened at first use, reopened when they broke."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from anyio.abc import TaskGroup
+from mcp.shared.exceptions import MCPError
+
+from headstart.clock import Clock
+from headstart.errors import SandboxLost
+from headstart.ids import ResourceId, SessionId
+from headstart.runtime.contract import ClientChannel, JsonObject, SessionScope
+from headstart.runtime.remote import SESSION_TERMINATED, RemoteConnection
+from headstart.runtime.rpc import Exchange
+from headstart.runtime.servers import ConfiguredServers
+
+__all__ = ["RemoteHome", "Remotes"]
+
+_log = logging.getLogger(__name__)
+
+
+class RemoteHome:
+    """The owner of one remote conversation: the session that it belongs to."""
+
+    def __init__(
+        self,
+        server: ResourceId,
+        *,
+        tell: Callable[[ResourceId, str, JsonObject | None], None],
+        listener: Callable[[], ClientChannel | None],
+        lists_changed: Callable[[str], None],
+    ) -> None:
+        self._server = server
+        self._tell = tell
+        self._listener = listener
+        self._lists_changed = lists_changed
+
+    def notified(self, method: str, params: JsonObject | None) -> None:
+        if method.endswith("list_changed"):
+            self._lists_changed(method)
+        else:
+            self._tell(self._server, method, params)
+
+    def fallback_channel(self) -> ClientChannel | None:
+        return self._listener()
+
+
+class Remotes:
+    """Connections by session and server."""
+
+    def __init__(
+        self,
+        *,
+        servers: ConfiguredServers,
+        home: Callable[[SessionId, ResourceId], RemoteHome],
+        clock: Clock,
+        tasks: TaskGroup,
+    ) -> None:
+        self._servers = servers
+        self._home = home
+        self._clock = clock
+        self._tasks = tasks
+        self._connections: dict[tuple[SessionId, ResourceId], RemoteConnection] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def get(self, session: SessionId, server: ResourceId) -> RemoteConnection | None:
+        connection = self._connections.get((session, server))
+        return None if connection is None or connection.ended else connection
+
+    def open(self, scope: SessionScope, server: ResourceId) -> RemoteConnection:
+        """Return the session's connection, beginning one if there is none that lives."""
+        connection = self.get(scope.session, server)
+        headers = _forwarded(scope.passthrough_headers)
+        if connection is not None:
+            connection.use_headers(headers)
+            return connection
+        connection = RemoteConnection(
+            self._servers.get(server), headers=headers, owner=self._home(scope.session, server), clock=self._clock
+        )
+        self._connections[scope.session, server] = connection
+        self._tasks.start_soon(self._run, (scope.session, server), connection, name=f"remote {server}")
+        return connection
+
+    async def request(
+        self,
+        scope: SessionScope,
+        server: ResourceId,
+        method: str,
+        params: JsonObject | None,
+        channel: ClientChannel,
+        *,
+        writes: bool,
+    ) -> Exchange:
+        """Send a request; a session that the server has forgotten is begun again, if nothing went with it.
+
+        Raises:
+            SandboxLost: The server has forgotten the session, and it had state of ours.
+        """
+        connection = self.open(scope, server)
+        had_state = connection.served_writes
+        connection.served_writes |= writes
+        try:
+            return await connection.request(method, params, channel)
+        except MCPError as exc:
+            if exc.message != SESSION_TERMINATED:
+                raise
+            connection.stop()
+            if had_state:
+                raise SandboxLost(
+                    f"{server}: the remote server has ended this session, and its state is gone",
+                    server=server,
+                    hint="the next call begins a new session there",
+                ) from exc
+        return await self.open(scope, server).request(method, params, channel)
+
+    def close(self, session: SessionId) -> None:
+        """End all connections of a session."""
+        for (owner, _), connection in list(self._connections.items()):
+            if owner == session:
+                connection.stop()
+
+    def close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.stop()
+
+    async def _run(self, where: tuple[SessionId, ResourceId], connection: RemoteConnection) -> None:
+        try:
+            await connection.live()
+        finally:
+            if self._connections.get(where) is connection:
+                del self._connections[where]
+
+
+def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}

@@ -1,0 +1,396 @@
+"""What outlives a run: one SQLite file, 0600 in a 0700 folder.
+
+Held in memory while the service runs, because it is small and is asked for on the event
+loop; every change goes through one queue to one writer, in batches, in a thread. The
+tables are bounded by what they are about (servers in the config, sessions in the cap,
+traces by `TRACES_KEPT`).
+
+A file that SQLite cannot read is moved aside, said so once, and a new one is begun: it
+holds nothing that cannot be learned again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import anyio.to_thread
+
+from headstart.clock import Clock
+from headstart.core.events import PrepareForm
+from headstart.errors import ConfigError
+from headstart.ids import PrincipalId, ResourceId, SessionId
+from headstart.runtime.contract import Catalogue, RememberedClient
+
+__all__ = ["Estimate", "FormChoice", "Known", "Store", "open_store"]
+
+SCHEMA_VERSION = 1
+FILE_NAME = "state.sqlite"
+TRACES_KEPT = 200
+MAX_QUEUED = 10_000
+
+_SCHEMA = """
+CREATE TABLE catalogues (principal TEXT, key TEXT, server TEXT NOT NULL, catalogue TEXT NOT NULL,
+    start_s REAL, cpu_s REAL, memory_bytes INTEGER, learned_wall_s REAL NOT NULL, PRIMARY KEY (principal, key));
+CREATE TABLE forms (principal TEXT, key TEXT, form TEXT NOT NULL, choice TEXT NOT NULL, PRIMARY KEY (principal, key));
+CREATE TABLE clients (id TEXT PRIMARY KEY, session TEXT NOT NULL, principal TEXT NOT NULL, server TEXT,
+    protocol_version TEXT NOT NULL, client_params TEXT NOT NULL, seen_wall_s REAL NOT NULL);
+CREATE TABLE held_state (session TEXT, server TEXT, principal TEXT NOT NULL, PRIMARY KEY (session, server));
+CREATE TABLE learned (principal TEXT PRIMARY KEY, data TEXT NOT NULL);
+CREATE TABLE traces (number INTEGER PRIMARY KEY, session TEXT NOT NULL, principal TEXT NOT NULL,
+    ended_wall_s REAL NOT NULL, trace TEXT NOT NULL);
+CREATE INDEX traces_by_session ON traces (session);
+"""
+_BY_PRINCIPAL = ("catalogues", "forms", "clients", "held_state", "learned", "traces")
+
+_log = logging.getLogger(__name__)
+_Statement = tuple[str, tuple[object, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one start was seen to take."""
+
+    start_s: float
+    cpu_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A server as it was learned."""
+
+    catalogue: Catalogue
+    estimate: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormChoice:
+    """From what a server starts, and why.
+
+    Attributes:
+        details: What the chooser needs to prepare the form again (JSON).
+    """
+
+    form: PrepareForm
+    reason: str
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Store:
+    """The service's memory. Implements `SessionMemory`."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock, *, moved_aside: Path | None) -> None:
+        self._connection = connection
+        self._guard = threading.Lock()
+        self._clock = clock
+        self._queue: deque[_Statement] = deque()
+        self._wake = anyio.Event()
+        self._closing = False
+        self._known: dict[tuple[str, str], Known] = {}
+        self._forms: dict[tuple[str, str], FormChoice] = {}
+        self._clients: dict[str, RememberedClient] = {}
+        self._held: dict[SessionId, dict[ResourceId, PrincipalId]] = {}
+        self._learned: dict[str, str] = {}
+        self.moved_aside = moved_aside
+        """Where a file that could not be read has gone, if that happened."""
+        self.failed_writes = 0
+        self._load()
+
+    # ------------------------------------------------------------ servers
+
+    def known(self, principal: PrincipalId, key: str) -> Known | None:
+        return self._known.get((principal, key))
+
+    def learn(self, principal: PrincipalId, key: str, known: Known) -> None:
+        self._known[principal, key] = known
+        estimate = known.estimate or Estimate(start_s=0, cpu_s=0, memory_bytes=0)
+        values = (estimate.start_s, estimate.cpu_s, estimate.memory_bytes) if known.estimate else (None, None, None)
+        self._write(
+            "INSERT OR REPLACE INTO catalogues VALUES (?,?,?,?,?,?,?,?)",
+            principal,
+            key,
+            known.catalogue.server,
+            json.dumps(asdict(known.catalogue)),
+            *values,
+            self._clock.wall_s(),
+        )
+
+    def form(self, principal: PrincipalId, key: str) -> FormChoice | None:
+        return self._forms.get((principal, key))
+
+    def choose_form(self, principal: PrincipalId, key: str, choice: FormChoice) -> None:
+        self._forms[principal, key] = choice
+        text = json.dumps({"reason": choice.reason, "details": dict(choice.details)})
+        self._write("INSERT OR REPLACE INTO forms VALUES (?,?,?,?)", principal, key, choice.form.value, text)
+
+    # ------------------------------------------------------------ tool clients, as `SessionMemory`
+
+    def save(self, client: RememberedClient) -> None:
+        self._clients[client.id] = client
+        self._write(
+            "INSERT OR REPLACE INTO clients VALUES (?,?,?,?,?,?,?)",
+            client.id,
+            client.session,
+            client.principal,
+            client.server,
+            client.protocol_version,
+            json.dumps(client.client_params),
+            client.seen_wall_s,
+        )
+
+    def load(self, client_id: str) -> RememberedClient | None:
+        return self._clients.get(client_id)
+
+    def forget(self, client_id: str) -> None:
+        if self._clients.pop(client_id, None) is not None:
+            self._write("DELETE FROM clients WHERE id = ?", client_id)
+
+    def forget_unseen(self, before_wall_s: float) -> None:
+        for client in [c for c in self._clients.values() if c.seen_wall_s < before_wall_s]:
+            self.forget(client.id)
+
+    # ------------------------------------------------------------ state that sandboxes hold
+
+    def hold(self, session: SessionId, server: ResourceId, principal: PrincipalId) -> None:
+        """Note that a sandbox of this session has served something that was no READ."""
+        held = self._held.setdefault(session, {})
+        if server not in held:
+            held[server] = principal
+            self._write("INSERT OR REPLACE INTO held_state VALUES (?,?,?)", session, server, principal)
+
+    def held(self, session: SessionId) -> tuple[ResourceId, ...]:
+        return tuple(self._held.get(session, ()))
+
+    def release(self, session: SessionId, server: ResourceId | None = None) -> None:
+        """Note that the state is gone and everybody knows: of one server, or of all."""
+        held = self._held.get(session)
+        if held is None:
+            return
+        for one in [server] if server is not None else list(held):
+            if held.pop(one, None) is not None:
+                self._write("DELETE FROM held_state WHERE session = ? AND server = ?", session, one)
+        if not held:
+            del self._held[session]
+
+    # ------------------------------------------------------------ learned data, traces
+
+    def learned(self) -> Mapping[str, str]:
+        """Return what the core has learned, by principal, as it wrote it."""
+        return self._learned
+
+    def save_learned(self, principal: str, data: str) -> None:
+        if self._learned.get(principal) != data:
+            self._learned[principal] = data
+            self._write("INSERT OR REPLACE INTO learned VALUES (?,?)", principal, data)
+
+    def save_trace(self, session: SessionId, principal: PrincipalId, trace: str) -> None:
+        self._write(
+            "INSERT INTO traces (session, principal, ended_wall_s, trace) VALUES (?,?,?,?)",
+            session,
+            principal,
+            self._clock.wall_s(),
+            trace,
+        )
+        self._write(f"DELETE FROM traces WHERE number <= (SELECT max(number) FROM traces) - {TRACES_KEPT}")  # noqa: S608 our own number
+
+    async def traces(self, session: SessionId | None = None, *, limit: int = 1) -> list[str]:
+        """Return the newest traces (of one session), newest first."""
+        await self.flush()
+        where, values = ("WHERE session = ?", (session,)) if session is not None else ("", ())
+        query = f"SELECT trace FROM traces {where} ORDER BY number DESC LIMIT ?"  # noqa: S608 no input in it
+        rows = await anyio.to_thread.run_sync(self._query, query, (*values, limit))
+        return [str(row[0]) for row in rows]
+
+    def forget_principal(self, principal: PrincipalId) -> None:
+        """Erase everything that was learned for, or from, a principal."""
+        self._known = {k: v for k, v in self._known.items() if k[0] != principal}
+        self._forms = {k: v for k, v in self._forms.items() if k[0] != principal}
+        self._clients = {k: v for k, v in self._clients.items() if v.principal != principal}
+        self._held = {k: v for k, v in self._held.items() if principal not in v.values()}
+        self._learned.pop(principal, None)
+        for table in _BY_PRINCIPAL:
+            self._write(f"DELETE FROM {table} WHERE principal = ?", principal)  # noqa: S608 our own names
+
+    # ------------------------------------------------------------ writing
+
+    def _write(self, statement: str, *values: object) -> None:
+        self._queue.append((statement, values))
+        if len(self._queue) > MAX_QUEUED:
+            self._apply()  # the writer cannot keep up: wait for the disk rather than lose anything
+        elif not self._wake.is_set():
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Write until `close` was called and the queue is empty."""
+        while not (self._closing and not self._queue):
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            await self.flush()
+            if self._closing:
+                self._wake.set()
+
+    async def flush(self) -> None:
+        """Return once everything said so far is in the file."""
+        await anyio.to_thread.run_sync(self._apply)
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.set()
+
+    def _apply(self) -> None:
+        with self._guard:
+            try:
+                self._apply_queue()
+            except sqlite3.OperationalError:
+                self.failed_writes += 1
+                _log.exception("the state could not be written; it is right in memory and will be learned again")
+
+    def _apply_queue(self) -> None:
+        with self._connection:
+            while self._queue:
+                statement, values = self._queue.popleft()
+                self._connection.execute(statement, values)
+
+    def _query(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        with self._guard:
+            return self._connection.execute(query, values).fetchall()
+
+    # ------------------------------------------------------------ reading it all, once
+
+    def _load(self) -> None:
+        rows = self._connection.execute
+        for principal, key, text, start_s, cpu_s, memory in rows(
+            "SELECT principal, key, catalogue, start_s, cpu_s, memory_bytes FROM catalogues"
+        ):
+            estimate = None if start_s is None else Estimate(start_s=start_s, cpu_s=cpu_s, memory_bytes=memory)
+            self._known[principal, key] = Known(catalogue=_catalogue(text), estimate=estimate)
+        for principal, key, form, text in rows("SELECT principal, key, form, choice FROM forms"):
+            choice = cast("dict[str, Any]", json.loads(text))
+            self._forms[principal, key] = FormChoice(
+                form=PrepareForm(form), reason=choice["reason"], details=choice["details"]
+            )
+        for row in rows("SELECT * FROM clients"):
+            self._clients[row[0]] = _client(row)
+        for session, server, principal in rows("SELECT session, server, principal FROM held_state"):
+            self._held.setdefault(session, {})[server] = principal
+        self._learned.update(rows("SELECT principal, data FROM learned").fetchall())
+
+
+@asynccontextmanager
+async def open_store(folder: Path, clock: Clock) -> AsyncGenerator[Store]:
+    """Open (or begin) the state in `folder`; on leaving, everything said is in the file.
+
+    Raises:
+        ConfigError: The folder cannot be used, or the file is from a newer version.
+    """
+    store = await anyio.to_thread.run_sync(_open, folder, clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.run, name="store")
+        try:
+            yield store
+        finally:
+            store.close()
+    await anyio.to_thread.run_sync(_close, store)
+
+
+def _open(folder: Path, clock: Clock) -> Store:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot be used as the state folder: {exc.strerror}",
+            where=str(folder),
+            hint="set XDG_STATE_HOME, or make the folder your own",
+        ) from exc
+    path = folder / FILE_NAME
+    try:
+        return _connected(path, clock, moved_aside=None)
+    except sqlite3.DatabaseError as exc:
+        aside = _move_aside(path, clock)
+        _log.error(
+            "%s cannot be read (%s); it was moved to %s and a new one is begun. "
+            "hint: servers are learned again at their next use; nothing needs to be done",
+            path,
+            exc,
+            aside,
+        )
+        return _connected(path, clock, moved_aside=aside)
+
+
+def _connected(path: Path, clock: Clock, *, moved_aside: Path | None) -> Store:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    path.chmod(0o600)
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level="DEFERRED", timeout=10)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        _migrate(connection, path)
+        return Store(connection, clock, moved_aside=moved_aside)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    version = cast("int", connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"was written by a newer headstart (schema {version}, this one knows {SCHEMA_VERSION})",
+            where=str(path),
+            hint="use that version, or move the file away",
+        )
+    for step in _MIGRATIONS[version:]:
+        step(connection)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.commit()
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    connection.executescript(_SCHEMA)
+
+
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_begin,)
+"""What brings schema n to n + 1, in order."""
+
+
+def _move_aside(path: Path, clock: Clock) -> Path:
+    aside = path.with_name(f"{path.name}.unreadable-{int(clock.wall_s())}")
+    path.rename(aside)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    return aside
+
+
+def _close(store: Store) -> None:
+    with closing(store._connection) as connection:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  same module
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _catalogue(text: str) -> Catalogue:
+    fields = cast("dict[str, Any]", json.loads(text))
+    return Catalogue(**fields)
+
+
+def _client(row: tuple[Any, ...]) -> RememberedClient:
+    client_id, session, principal, server, version, params, seen = row
+    return RememberedClient(
+        id=client_id,
+        session=session,
+        principal=principal,
+        server=server,
+        protocol_version=version,
+        client_params=json.loads(params),
+        seen_wall_s=seen,
+    )
