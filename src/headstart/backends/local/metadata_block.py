@@ -38,7 +38,7 @@ from typing import Final, Literal
 from headstart.backends.local.syscall_numbers import Machine, number_of
 from headstart.errors import BackendUnavailable
 
-__all__ = ["BLOCKED_V4", "BLOCKED_V6", "Hook", "attach", "build_program", "unified_root", "why_unavailable"]
+__all__ = ["BLOCKED_V4", "BLOCKED_V6", "CURE", "Hook", "attach", "build_program", "unified_root", "why_unavailable"]
 
 BLOCKED_V4: Final = (
     IPv4Network("169.254.0.0/16"),  # link-local: AWS, Google, Azure, Oracle, Hetzner, …; ECS, EKS, Scaleway, Tencent
@@ -113,7 +113,7 @@ def attach(cgroup_dir: Path) -> None:
                 _bpf(_PROG_ATTACH, struct.pack("=IIIII", cgroup, program, hook, _ALLOW_MULTI, 0))
         except OSError as error:
             raise BackendUnavailable(
-                f"cloud metadata addresses cannot be blocked at {cgroup_dir}: {_explain(error)}", hint=_CURE
+                f"cloud metadata addresses cannot be blocked at {cgroup_dir}: {_explain(error)}", hint=CURE
             ) from error
 
 
@@ -141,7 +141,7 @@ def why_unavailable() -> str | None:
     return None
 
 
-_CURE: Final = "run as root on a kernel with CONFIG_CGROUP_BPF and a mounted cgroup v2, or give the server network none"
+CURE: Final = "run as root on a kernel with CONFIG_CGROUP_BPF and a mounted cgroup v2, or give the server network none"
 
 
 def _explain(error: OSError) -> str:

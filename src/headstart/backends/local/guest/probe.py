@@ -1,0 +1,374 @@
+"""Try what the kernel allows: each trial in a process of its own, which leaves nothing behind.
+
+    python -I -S launch.py headstart.backends.local.guest.probe FILTER
+
+FILTER is a seccomp program in hexadecimal. Prints one JSON object: for each trial
+`{"status", "found", "cure"}`. A trial that raises is `missing`, with the system's own
+words; one that takes longer than two seconds is killed and said to hang.
+
+Whatever is mounted is mounted in a namespace that ends with the trial; the only thing
+that is ever made outside, a cgroup, is removed by the trial, or by the parent if it died.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import platform
+import select
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from headstart.backends.spawner.guest import syscalls
+
+__all__ = ["main"]
+
+TRIAL_S = 2
+NOBODY = 65534
+CGROUP_NAME = "headstart-probe"
+SCRATCH = "/tmp"  # noqa: S108 - only as a place to mount over, in a namespace of our own
+
+Finding = tuple[str, str, str | None]  # status, found, cure (None where there is nothing to do)
+Hierarchy = tuple[str, list[str], str]  # version, controllers, our own group's directory
+OK, WEAK, MISSING = "ok", "weak", "missing"
+
+_NR_USERFAULTFD = {"x86_64": 323, "aarch64": 282}.get(platform.machine(), -1)
+_NR_LANDLOCK_CREATE_RULESET = 444
+_KVM_GET_API_VERSION, _KVM_CREATE_VM = 0xAE00, 0xAE01
+
+_USERNS_SYSCTLS = (
+    # file, the value that allows
+    ("kernel/unprivileged_userns_clone", "1"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "0"),
+)
+
+
+def user_namespaces() -> Finding:
+    if os.geteuid() != 0:
+        return WEAK, "not tried: you are not root", "run as root for id-mapped roots and control groups"
+    _enter_user_namespace(0)
+    return OK, "root can make them", None
+
+
+def user_namespaces_unprivileged() -> Finding:
+    try:
+        _become_ordinary()
+        _enter_user_namespace(os.geteuid())
+        _private_mounts()
+        syscalls.mount("tmpfs", SCRATCH, "tmpfs")
+    except OSError as error:
+        return MISSING, str(error), _cure_for_user_namespaces()
+    return OK, "an ordinary user can make them, and mount in them", None
+
+
+def overlayfs() -> Finding:
+    if os.geteuid() != 0:
+        return WEAK, "not tried: you are not root", "see 'overlayfs in a user namespace'"
+    _private_mounts()
+    _overlay("")
+    return OK, "root can mount it", None
+
+
+def overlayfs_unprivileged() -> Finding:
+    _become_ordinary()
+    _enter_user_namespace(os.geteuid())
+    _private_mounts()
+    _overlay(",userxattr")
+    return OK, "an ordinary user can mount it; what belongs to others stays read-only in it", None
+
+
+def id_mapped_mounts() -> Finding:
+    if os.geteuid() != 0:
+        return MISSING, "only root can make them", "run as root"
+    _private_mounts()
+    namespace = _foreign_user_namespace()
+    tree = syscalls.open_tree("/", syscalls.OPEN_TREE_CLONE)
+    syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_IDMAP, userns=namespace)
+    return OK, f"the root file system ({_filesystem_of('/')}) can be id-mapped", None
+
+
+def pidfd() -> Finding:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    descriptor = os.pidfd_open(child)
+    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    if not select.select([descriptor], [], [], 1)[0]:
+        return WEAK, "it opens, but does not report the end of its process", "use Linux 5.4 or newer"
+    os.waitpid(child, 0)
+    return OK, "opens, signals, reports", None
+
+
+def seccomp() -> Finding:
+    syscalls.forbid_new_privileges()
+    syscalls.install_seccomp(bytes.fromhex(sys.argv[1]))
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWUTS)
+    except PermissionError:
+        return OK, "the sandbox filter installs and denies", None
+    return MISSING, "the filter installed and denied nothing", "report this, with your kernel's version"
+
+
+def landlock() -> Finding:
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    version = syscall(ctypes.c_long(_NR_LANDLOCK_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    if version < 0:
+        return MISSING, os.strerror(ctypes.get_errno()), "boot with lsm=landlock,… on Linux 5.13 or newer"
+    if version < 6:
+        return WEAK, f"ABI {version} cannot scope signals and abstract sockets", "use Linux 6.12 or newer"
+    return OK, f"ABI {version}", None
+
+
+def kvm() -> Finding:
+    try:
+        device = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return MISSING, "no /dev/kvm", "not needed yet; enable virtualisation (nested, on a virtual machine)"
+    except PermissionError:
+        return MISSING, "/dev/kvm: permission denied", "not needed yet; usermod -aG kvm $USER"
+    version = fcntl.ioctl(device, _KVM_GET_API_VERSION, 0)
+    os.close(fcntl.ioctl(device, _KVM_CREATE_VM, 0))
+    where = " (nested: this machine is virtual itself)" if _is_virtual() else ""
+    return OK, f"API {version}, a virtual machine can be made{where}", None
+
+
+def userfaultfd() -> Finding:
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    for flags, told in ((0, "user and kernel faults"), (1, "user faults only")):
+        descriptor = syscall(ctypes.c_long(_NR_USERFAULTFD), ctypes.c_int(os.O_CLOEXEC | flags))
+        if descriptor >= 0:
+            os.close(descriptor)
+            return OK if flags == 0 else WEAK, told, None if flags == 0 else "sysctl vm.unprivileged_userfaultfd=1"
+    return MISSING, os.strerror(ctypes.get_errno()), "not needed yet; sysctl vm.unprivileged_userfaultfd=1"
+
+
+def control_groups() -> Finding:
+    hierarchies = _cgroup_hierarchies()
+    if not hierarchies:
+        return MISSING, "none mounted", "mount -t cgroup2 none /sys/fs/cgroup"
+    usable: dict[str, str] = {}
+    for kind, controllers, path in hierarchies:
+        if _can_make_group(path):
+            usable.update((controller, kind) for controller in _wanted(kind, controllers, path))
+    told = ", ".join(f"{controller} ({kind})" for controller, kind in sorted(usable.items())) or "none"
+    present = " and ".join(sorted({kind for kind, _, _ in hierarchies}))
+    lacking = [name for name in ("cpu", "memory", "pids") if name not in usable]
+    if not lacking:
+        return OK, f"{present}; usable: {told}", None
+    cure = "run as root" if os.geteuid() != 0 else "boot with systemd.unified_cgroup_hierarchy=1"
+    if os.geteuid() != 0 and any(kind == "v2" for kind, _, _ in hierarchies):
+        cure = "systemd-run --user --scope -p Delegate=yes headstart serve"
+    return WEAK if usable else MISSING, f"{present}; usable: {told}; not: {', '.join(lacking)}", cure
+
+
+TRIALS: dict[str, Callable[[], Finding]] = {
+    "user namespaces (root)": user_namespaces,
+    "user namespaces (ordinary user)": user_namespaces_unprivileged,
+    "overlayfs": overlayfs,
+    "overlayfs in a user namespace": overlayfs_unprivileged,
+    "id-mapped mounts": id_mapped_mounts,
+    "control groups": control_groups,
+    "pidfd": pidfd,
+    "seccomp": seccomp,
+    "landlock": landlock,
+    "KVM": kvm,
+    "userfaultfd": userfaultfd,
+}
+
+
+def main() -> None:
+    """Run all trials at once and print what they found."""
+    running = {name: _fork_trial(trial) for name, trial in TRIALS.items()}
+    found = {name: _finding(pid, pipe) for name, (pid, pipe) in running.items()}
+    for _, _, path in _cgroup_hierarchies():
+        _remove_group(path)
+    json.dump(found, sys.stdout)
+
+
+def _fork_trial(trial: Callable[[], Finding]) -> tuple[int, int]:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(TRIAL_S)
+            os.write(writing, json.dumps(_tried(trial)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    return pid, reading
+
+
+def _tried(trial: Callable[[], Finding]) -> list[Any]:
+    try:
+        return list(trial())
+    except OSError as error:
+        return [MISSING, str(error), _CURES.get(trial.__name__, "use a newer kernel, or run as root")]
+
+
+_CURES = {
+    "user_namespaces": "sysctl user.max_user_namespaces=10000",
+    "overlayfs": "modprobe overlay",
+    "overlayfs_unprivileged": "use Linux 5.11 or newer; without it, writable system folders are copies",
+    "id_mapped_mounts": "use Linux 5.19 or newer, and ext4, xfs, btrfs or tmpfs for the root",
+    "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER",
+    "pidfd": "use Linux 5.3 or newer",
+    "kvm": "not needed yet; load kvm_intel or kvm_amd",
+}
+
+
+def _finding(pid: int, pipe: int) -> dict[str, Any]:
+    """Read what a trial wrote before it closed its end: it ends within TRIAL_S, by SIGALRM at the latest."""
+    told = b""
+    if select.select([pipe], [], [], TRIAL_S + 0.5)[0]:
+        told = os.read(pipe, 65536)
+    os.close(pipe)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    status, found, cure = json.loads(told) if told else (MISSING, f"no answer within {TRIAL_S} s", "try again")
+    return {"status": status, "found": found, "cure": cure}
+
+
+# ---------------------------------------------------------------- namespaces and mounts
+
+
+def _enter_user_namespace(inside_as: int) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{inside_as} {uid} 1")
+    _write("/proc/self/gid_map", f"{inside_as} {gid} 1")  # files of an unmapped group cannot be made
+
+
+def _become_ordinary() -> None:
+    """Give up root, as far as we are root."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map belongs to root
+
+
+def _private_mounts() -> None:
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+
+
+def _overlay(options: str) -> None:
+    """Mount an overlay over /usr and write through it, on a tmpfs that hides /tmp from this process only."""
+    syscalls.mount("tmpfs", SCRATCH, "tmpfs")
+    for name in ("upper", "work", "merged"):
+        os.mkdir(f"{SCRATCH}/{name}")
+    layers = f"lowerdir=/usr,upperdir={SCRATCH}/upper,workdir={SCRATCH}/work{options}"
+    syscalls.mount("overlay", f"{SCRATCH}/merged", "overlay", 0, layers)
+    with open(f"{SCRATCH}/merged/headstart-probe", "w"):
+        pass
+
+
+def _foreign_user_namespace() -> int:
+    """Return a descriptor of a user namespace whose ids are shifted, kept alive by that descriptor."""
+    ready, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
+        os.write(done, b"x")
+        signal.pause()
+    os.read(ready, 1)
+    for kind in ("uid_map", "gid_map"):
+        _write(f"/proc/{child}/{kind}", "0 100000 65536")
+    namespace = os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return namespace
+
+
+def _cure_for_user_namespaces() -> str:
+    for name, wanted in _USERNS_SYSCTLS:
+        if os.path.exists("/proc/sys/" + name) and _read("/proc/sys/" + name) != wanted:
+            return f"sysctl {name.replace('/', '.')}={wanted}"
+    return "sysctl user.max_user_namespaces=10000; inside a container, allow unshare(2) in its seccomp profile"
+
+
+def _filesystem_of(path: str) -> str:
+    kinds = [fields[fields.index("-") + 1] for fields in _mounts() if fields[4] == path]
+    return kinds[-1] if kinds else "unknown"
+
+
+# ---------------------------------------------------------------- control groups
+
+
+def _cgroup_hierarchies() -> list[Hierarchy]:
+    """Return version, controllers and our own group's directory for each mounted hierarchy."""
+    own: dict[str, str] = {}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        own[controllers] = path
+    found: list[Hierarchy] = []
+    for fields in _mounts():
+        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
+        if kind == "cgroup2":
+            path = fields[4] + own.get("", "/")
+            found.append(("v2", _read_or_empty(path + "/cgroup.controllers").split(), path))
+        elif kind == "cgroup":
+            for controllers, path in own.items():
+                if controllers and set(controllers.split(",")) <= set(options):
+                    found.append(("v1", controllers.split(","), fields[4] + path))
+    return [entry for entry in found if os.path.isdir(entry[2])]
+
+
+def _wanted(kind: str, controllers: list[str], path: str) -> list[str]:
+    """Return those of the wanted controllers that a new group would really have."""
+    wanted = [name for name in ("cpu", "memory", "pids") if name in controllers]
+    if kind == "v2" and not os.access(path + "/cgroup.subtree_control", os.W_OK):
+        given = _read_or_empty(path + "/cgroup.subtree_control").split()
+        return [name for name in wanted if name in given]
+    return wanted
+
+
+def _can_make_group(path: str) -> bool:
+    try:
+        os.mkdir(f"{path}/{CGROUP_NAME}")
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    _remove_group(path)
+    return True
+
+
+def _remove_group(path: str) -> None:
+    try:
+        os.rmdir(f"{path}/{CGROUP_NAME}")
+    except OSError:
+        pass  # it was never made
+
+
+# ---------------------------------------------------------------- files
+
+
+def _mounts() -> list[list[str]]:
+    return [line.split() for line in _read("/proc/self/mountinfo").splitlines()]
+
+
+def _is_virtual() -> bool:
+    return " hypervisor" in _read("/proc/cpuinfo")
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read().strip()
+
+
+def _read_or_empty(path: str) -> str:
+    try:
+        return _read(path)
+    except OSError:
+        return ""
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
