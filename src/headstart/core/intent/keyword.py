@@ -31,7 +31,7 @@ from headstart.core.intent.stopwords import STOP_WORDS
 from headstart.core.intent.words import Normaliser, forms
 from headstart.ids import ResourceId
 
-__all__ = ["Crossing", "Lexicon", "Scan"]
+__all__ = ["Crossing", "Lexicon", "Scan", "ScanStatistics"]
 
 _MOST_SEEN = 1_024
 """Distinct keywords that one stream can hit; a text that hits more is a dictionary, not an intent."""
@@ -77,11 +77,15 @@ class Lexicon:
         """How many distinct keywords there are."""
         return len(self._texts)
 
-    def find(self, text: str) -> set[int]:
-        """Return the numbers of the keywords in a text in normal form with spaces around its words."""
+    def find(self, text: str) -> dict[int, None]:
+        """Return the numbers of the keywords in a text, in order.
+
+        The text is in normal form, with a space at either side of every word that is over.
+        """
         if self._automaton is None:
-            return set()
-        return {self._of_pattern[match[0]] for match in self._automaton.find_matches_as_indexes(text, overlapping=True)}
+            return {}
+        matches = self._automaton.find_matches_as_indexes(text, overlapping=True)
+        return {self._of_pattern[match[0]]: None for match in matches}
 
     def meaning(self, number: int) -> tuple[str, tuple[tuple[ResourceId, Keyword], ...]]:
         """Return a keyword's text and the servers it points to."""
@@ -100,6 +104,14 @@ def _patterns(texts: Sequence[str], verbs: Mapping[str, bool]) -> dict[str, int]
             if form not in STOP_WORDS:  # the plural of "doe" is not a word about deer
                 patterns.setdefault(f" {form} ", number)
     return patterns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanStatistics:
+    """What a stream's scan holds on to."""
+
+    held_characters: int
+    distinct_hits: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,18 +153,21 @@ class Scan:
         self._tail = " "
         return crossings
 
+    def statistics(self) -> ScanStatistics:
+        return ScanStatistics(held_characters=len(self._tail), distinct_hits=len(self._seen))
+
     def _read(self, text: str, weight: float) -> tuple[Crossing, ...]:
         if not text or len(self._seen) >= _MOST_SEEN:
             return ()
         text = self._tail + text
         self._tail = self._lexicon.tail(text)
-        fresh = self._lexicon.find(text) - self._seen
+        fresh = [number for number in self._lexicon.find(text) if number not in self._seen]
         return self._count(fresh, weight) if fresh else ()
 
-    def _count(self, fresh: set[int], weight: float) -> tuple[Crossing, ...]:
-        self._seen |= fresh
+    def _count(self, fresh: Sequence[int], weight: float) -> tuple[Crossing, ...]:
+        self._seen.update(fresh)
         touched: dict[ResourceId, _Score] = {}
-        for number in sorted(fresh):
+        for number in fresh:
             text, meanings = self._lexicon.meaning(number)
             for resource, keyword in meanings:
                 score = touched[resource] = self._scores.setdefault(resource, _Score())

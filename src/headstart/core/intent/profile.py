@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from headstart.core.events import ResourceRegistered
+from headstart.core.events import ToolProfile
 from headstart.core.intent.stopwords import COMMON_WORDS, STOP_WORDS
 from headstart.core.intent.words import normal, singular
 from headstart.ids import ResourceId
@@ -93,13 +93,15 @@ class Keyword:
     name: bool = False
 
 
-def profile_of(event: ResourceRegistered) -> ServerProfile:
-    """Read a server's words from its registration."""
+def profile_of(
+    resource: ResourceId, *, tools: Sequence[ToolProfile], description: str = "", keywords: Iterable[str] = ()
+) -> ServerProfile:
+    """Read a server's words from what it and the operator say about it."""
     weights: dict[str, float] = {}
     mentions: Counter[str] = Counter()
-    _mention(_words(event.resource), _NAME_WEIGHT, weights)
-    _mention(_words(event.description), _DESCRIPTION_WEIGHT, weights)
-    for tool in event.tools:
+    _mention(_words(resource), _NAME_WEIGHT, weights)
+    _mention(_words(description), _DESCRIPTION_WEIGHT, weights)
+    for tool in tools:
         words = (
             _mention(_words(tool.name), _NAME_WEIGHT, weights)
             | _mention(_phrases(tool.name), _NAME_WEIGHT, weights)
@@ -107,9 +109,9 @@ def profile_of(event: ResourceRegistered) -> ServerProfile:
             | _mention(_words(tool.description), _DESCRIPTION_WEIGHT, weights)
         )
         mentions.update(words)
-    words = (_word(text, weight, mentions[text], len(event.tools)) for text, weight in sorted(weights.items()))
-    operator = {phrase for text in event.keywords if 0 < len(phrase := normal(text)) <= LONGEST_KEYWORD}
-    return ServerProfile(resource=event.resource, words=tuple(words), operator=tuple(sorted(operator)))
+    words = (_word(text, weight, mentions[text], len(tools)) for text, weight in sorted(weights.items()))
+    operator = {phrase for text in keywords if 0 < len(phrase := normal(text)) <= LONGEST_KEYWORD}
+    return ServerProfile(resource=resource, words=tuple(words), operator=tuple(sorted(operator)))
 
 
 def keywords_of(profiles: Sequence[ServerProfile]) -> dict[ResourceId, tuple[Keyword, ...]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, assert_never
 
 from headstart.core.bets import PredictorName
@@ -40,10 +41,11 @@ from headstart.core.stream import (
 )
 from headstart.ids import GenerationId, PrincipalId, ResourceId
 
-__all__ = ["KeywordRouter", "ToolNameRouter", "Union", "default_router"]
+__all__ = ["KeywordRouter", "KeywordStatistics", "ToolNameRouter", "Union", "default_router"]
 
 _MOST_STREAMS: Final = 4_096
 """Generations followed at once; the oldest is dropped (its end was lost)."""
+_MOST_PROFILES: Final = 1_024
 _RESULTS_WEIGHT: Final = 0.5
 """Of a hit in tool results: they tell what was found, not what is wanted next."""
 _CERTAIN: Final = 0.99
@@ -64,6 +66,19 @@ class _Stream:
     kind: TextKind | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeywordStatistics:
+    """What a keyword router holds on to.
+
+    Attributes:
+        streams: Generations being scanned.
+        lexicons_built: Since the start; principals with the same servers share one.
+    """
+
+    streams: int
+    lexicons_built: int
+
+
 class KeywordRouter:
     """Names a server when γ distinct keywords of its own were seen in a generation.
 
@@ -75,11 +90,16 @@ class KeywordRouter:
         self._gamma = gamma
         self._profiles: dict[PrincipalId, dict[ResourceId, ServerProfile]] = {}
         self._lexicons: dict[PrincipalId, Lexicon] = {}
+        self._lexicons_built = 0
+        self._latest: tuple[tuple[ServerProfile, ...], Lexicon] | None = None
+        self._read_profile = lru_cache(maxsize=_MOST_PROFILES)(profile_of)
         self._streams: dict[GenerationId, _Stream] = {}
 
     def register(self, event: ResourceRegistered) -> None:
         profiles = self._profiles.setdefault(event.principal, {})
-        profile = profile_of(event)
+        profile = self._read_profile(
+            event.resource, tools=event.tools, description=event.description, keywords=event.keywords
+        )
         if profiles.get(event.resource) != profile:
             profiles[event.resource] = profile
             self._lexicons.pop(event.principal, None)
@@ -107,6 +127,9 @@ class KeywordRouter:
 
     def confirm(self, *, generation: GenerationId, resource: ResourceId) -> None:
         """Nothing to learn: keywords come from the servers' own texts."""
+
+    def statistics(self) -> KeywordStatistics:
+        return KeywordStatistics(streams=len(self._streams), lexicons_built=self._lexicons_built)
 
     def _begin(self, event: GenerationStarted) -> tuple[Candidate, ...]:
         stream = _Stream(started=event, scan=Scan(self._lexicon(event.principal), gamma=self._gamma))
@@ -151,9 +174,15 @@ class KeywordRouter:
     def _lexicon(self, principal: PrincipalId) -> Lexicon:
         lexicon = self._lexicons.get(principal)
         if lexicon is None:
-            lexicon = Lexicon(tuple(self._profiles.get(principal, {}).values()))
-            self._lexicons[principal] = lexicon
+            lexicon = self._lexicons[principal] = self._build(tuple(self._profiles.get(principal, {}).values()))
         return lexicon
+
+    def _build(self, profiles: tuple[ServerProfile, ...]) -> Lexicon:
+        """Build a lexicon, or share the one built last: principals mostly have the same servers."""
+        if self._latest is None or self._latest[0] != profiles:
+            self._latest = profiles, Lexicon(profiles)
+            self._lexicons_built += 1
+        return self._latest[1]
 
 
 class ToolNameRouter:
