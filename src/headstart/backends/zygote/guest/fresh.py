@@ -1,0 +1,139 @@
+"""Turn a forked copy into what a freshly started process would be.
+
+Everything that a start-up takes from outside (streams, environment, directory, locale,
+randomness) is taken again. What importing did to the process itself (its `atexit`
+handlers, signal handlers, warnings filters, changes to the environment) stays or is
+repeated: a cold start would have done the same. `atexit` handlers in particular are kept,
+for each was registered by a module that the program has imported too.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+import time
+import weakref
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+
+class Changes(NamedTuple):
+    """What importing did that each fork has to repeat, renew or undo."""
+
+    environ: Mapping[str, str | None]
+    unseeded: list[weakref.ref[random.Random]]
+    widen_pools: Callable[..., Any] | None
+    output: Mapping[int, bytes]
+
+
+@contextmanager
+def captured_output() -> Generator[dict[int, bytes]]:
+    """Collect what is printed on stdout and stderr meanwhile; filled in on leaving."""
+    printed: dict[int, bytes] = {}
+    saved = {fd: os.dup(fd) for fd in (1, 2)}
+    memory = {fd: os.memfd_create("headstart-output") for fd in (1, 2)}
+    for fd, target in memory.items():
+        os.dup2(target, fd)
+    yield printed
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for fd, target in memory.items():
+        printed[fd] = os.pread(target, 1_000_000, 0)
+        os.dup2(saved[fd], fd)
+        os.close(saved[fd])
+        os.close(target)
+
+
+def restart(changes: Changes, environ: Mapping[str, str], cwd: str | None) -> None:
+    """Take everything from outside again. The descriptors 0, 1 and 2 are the new ones already."""
+    _replace_environ(environ, changes.environ)
+    if cwd is not None:
+        os.chdir(cwd)
+    _reopen_streams()
+    for fd, text in changes.output.items():
+        if text:
+            os.write(fd, text)
+    _renew_directories()
+    _reseed(changes.unseeded)
+    if changes.widen_pools is not None:
+        changes.widen_pools(limits=_pool_size(os.environ))
+
+
+def _replace_environ(new: Mapping[str, str], written: Mapping[str, str | None]) -> None:
+    old = dict(os.environ)
+    wanted: dict[str, str] = dict(new)
+    for name, value in written.items():
+        if value is None:
+            wanted.pop(name, None)
+        else:
+            wanted[name] = value
+    for name in old.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if old.get(name) != value:
+            os.environ[name] = value
+    if old.get("TZ") != wanted.get("TZ"):
+        time.tzset()
+    if any(old.get(name) != wanted.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")):
+        import locale  # noqa: PLC0415 - seldom needed, and not every program has loaded it
+
+        locale.setlocale(locale.LC_CTYPE, "")
+
+
+def _reopen_streams() -> None:
+    """Give the standard streams new buffers over the new descriptors.
+
+    The stream *objects* stay, because modules have kept references to them (logging
+    handlers do); `__init__` makes them new from inside.
+    """
+    for fd, stream, mode in ((0, sys.__stdin__, "rb"), (1, sys.__stdout__, "wb"), (2, sys.__stderr__, "wb")):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        direct = fd != 0 and stream.write_through  # `-u` or PYTHONUNBUFFERED: so it was made at the start
+        buffer: Any = open(fd, mode, 0 if direct else -1, closefd=False)  # noqa: SIM115 - lives with the stream
+        raw = buffer if direct else buffer.raw
+        raw.name = stream.name
+        lines = not direct and fd != 0 and (raw.isatty() or (fd == 2 and sys.version_info >= (3, 9)))
+        stream.__init__(
+            buffer,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            newline="\n",
+            line_buffering=lines or (fd == 0 and raw.isatty()),
+            write_through=direct,
+        )
+
+
+def _renew_directories() -> None:
+    """Read home and working directory again where the standard library keeps them (see `audit.RENEWED`)."""
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.path.abspath(os.getcwd())  # type: ignore[attr-defined]
+    variables = getattr(sys.modules.get("sysconfig"), "_CONFIG_VARS", None)
+    if variables:
+        variables["userbase"] = sys.modules["sysconfig"]._getuserbase()  # type: ignore[attr-defined] # noqa: SLF001
+
+
+def _reseed(unseeded: list[weakref.ref[random.Random]]) -> None:
+    """Give every generator that a fresh process would seed from entropy a state of its own."""
+    random.seed()
+    for reference in unseeded:
+        generator = reference()
+        if generator is not None:
+            generator.seed()
+    modules = sys.modules
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "ssl" in modules:
+        modules["ssl"].RAND_add(os.urandom(32), 32.0)
+    if "tempfile" in modules:
+        modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined] # noqa: SLF001
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _pool_size(environ: Mapping[str, str]) -> int:
+    wanted = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else len(os.sched_getaffinity(0))
