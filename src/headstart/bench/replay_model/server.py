@@ -48,6 +48,7 @@ async def serve_on_loopback(app: ASGIApp, *, port: int = 0) -> AsyncGenerator[st
             access_log=False,
             server_header=False,
             date_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=1,
             backlog=1024,
         )

@@ -1,8 +1,13 @@
 """The copies' way: from the forwarding path into a bounded queue, and out as model events.
 
-Forwarding only appends to a list and wakes one task; that task reads everything that has
-gathered, a millisecond at a time, so that parsing comes in batches exactly when there is
-much of it. The bound is in bytes. When it is reached, the generation whose bytes do not
+Forwarding only appends to a queue and wakes one task. That task first stands back for three
+milliseconds, so that bytes on their way pass before anything is parsed, then reads what has
+gathered for about one, and so on: parsing comes in batches and takes a bounded share of
+the event loop. The batch grows with the lag, a twentieth of it, so that the share follows the
+load: a burst of requests is forwarded first and read after, a steady stream is read a few
+milliseconds late.
+
+The bound is in bytes. When it is reached, the generation whose bytes do not
 fit is dropped from reading: it ends UNREADABLE, and forwarding never waits.
 
 The invariant: every generation that was started ends exactly once.
@@ -29,7 +34,10 @@ __all__ = ["GenerationReading", "ModelReader", "ReadingLimits"]
 
 _log = logging.getLogger(__name__)
 
-BATCH_S = 0.001
+PAUSE_S = 0.003
+LEAST_BATCH_S = 0.001
+MOST_BATCH_S = 0.005
+BATCH_PER_LAG = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +197,8 @@ class ModelReader:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
+                await asyncio.sleep(PAUSE_S)
                 self._read_batch()
-                await asyncio.sleep(0)
 
     def drain(self) -> None:
         """Read everything that is there, at the end."""
@@ -198,8 +206,9 @@ class ModelReader:
             self._read_batch()
 
     def _read_batch(self) -> None:
-        deadline_s = perf_counter() + BATCH_S
-        self._tally.note_lag(max(self._clock.monotonic_s() - self._queue[0][1], 0.0))
+        lag_s = max(self._clock.monotonic_s() - self._queue[0][1], 0.0)
+        self._tally.note_lag(lag_s)
+        deadline_s = perf_counter() + min(max(lag_s * BATCH_PER_LAG, LEAST_BATCH_S), MOST_BATCH_S)
         while self._queue:
             parsing, at_s, note, size = self._queue.popleft()
             self.queued_bytes -= size

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -152,8 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
     # ------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_connection makes stream transports
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not its subclasses
 
     def data_received(self, data: bytes) -> None:
         if self._closed:

@@ -8,8 +8,12 @@ generation may not be sent twice.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
+from ipaddress import ip_address
+
+from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - its tuples are bare
 
 from headstart.proxy.routes import Origin
 from headstart.proxy.upstream.connection import UpstreamConnection
@@ -89,20 +93,29 @@ class ConnectionPool:
         self._busy.clear()
 
     async def _connect(self) -> UpstreamConnection:
-        loop = asyncio.get_running_loop()
         self._connecting += 1
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    UpstreamConnection,
-                    self._origin.host,
-                    self._origin.port,
-                    ssl=self._tls,
-                    happy_eyeballs_delay=HAPPY_EYEBALLS_S,
-                )
+                connection = await self._open()
         finally:
             self._connecting -= 1
         self._busy.add(connection)
+        return connection
+
+    async def _open(self) -> UpstreamConnection:
+        loop, origin = asyncio.get_running_loop(), self._origin
+        server_hostname = origin.host if origin.tls else None
+        if _is_address(origin.host):
+            _, connection = await loop.create_connection(
+                UpstreamConnection, origin.host, origin.port, ssl=self._tls, server_hostname=server_hostname
+            )
+            return connection
+        # uvloop tries addresses one after another, so a dead IPv6 route would cost the whole timeout.
+        found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        connected = await start_connection(found, happy_eyeballs_delay=HAPPY_EYEBALLS_S, loop=loop)
+        _, connection = await loop.create_connection(
+            UpstreamConnection, sock=connected, ssl=self._tls, server_hostname=server_hostname
+        )
         return connection
 
     def _close_idle(self) -> None:
@@ -113,3 +126,11 @@ class ConnectionPool:
             self._idle.popleft().abort()
         if self._idle:
             self._sweep = loop.call_at(self._idle[0].idle_since_s + IDLE_S, self._close_idle)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
