@@ -1,0 +1,43 @@
+"""A calibration is a monotone map from probabilities to probabilities, whatever it was fed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.core.calibration import Calibration, LeadTimes
+
+_probabilities = st.floats(0.0, 1.0)
+_outcomes = st.lists(st.tuples(_probabilities, st.booleans(), st.integers(1, 40)), max_size=25)
+
+
+def _fed(outcomes: list[tuple[float, bool, int]]) -> Calibration:
+    calibration = Calibration(bin_capacity=50.0)
+    for said, came_true, times in outcomes:
+        for _ in range(times):
+            calibration.update(said, came_true=came_true)
+    return calibration
+
+
+@given(outcomes=_outcomes, one=_probabilities, other=_probabilities)
+def test_a_surer_word_is_never_worth_less(outcomes: list[tuple[float, bool, int]], one: float, other: float) -> None:
+    calibration = _fed(outcomes)
+    low, high = sorted((one, other))
+    assert calibration.calibrated(low) <= calibration.calibrated(high) + 1e-12
+
+
+@given(outcomes=_outcomes, said=_probabilities)
+def test_the_answer_is_a_probability_and_survives_export(outcomes: list[tuple[float, bool, int]], said: float) -> None:
+    calibration, restored = _fed(outcomes), Calibration(bin_capacity=50.0)
+    assert 0.0 <= calibration.calibrated(said) <= 1.0
+    restored.restore(calibration.export())
+    assert restored.calibrated(said) == calibration.calibrated(said)
+
+
+@given(leads=st.lists(st.floats(-5.0, 1e4), max_size=80), start=st.floats(0.0, 1e3), more=st.floats(0.0, 1e3))
+def test_a_longer_start_hides_more_but_never_all_of_the_difference(
+    leads: list[float], start: float, more: float
+) -> None:
+    times = LeadTimes()
+    for lead in leads:
+        times.record(lead)
+    assert 0.0 <= times.hidden_s(start) <= start + 1e-9
+    assert times.hidden_s(start) - 1e-6 <= times.hidden_s(start + more) <= times.hidden_s(start) + more + 1e-6
