@@ -28,7 +28,9 @@ def text_of(result: CallToolResult) -> str:
 @asynccontextmanager
 async def served(app: Any) -> AsyncGenerator[str]:
     """Serve an ASGI app on a free loopback port and yield its base URL."""
-    with socket.socket() as listener:
+    with socket.socket(
+        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    ) as listener:  # asyncio looks at the number
         listener.bind(("127.0.0.1", 0))
         listener.listen(2048)
         port = listener.getsockname()[1]

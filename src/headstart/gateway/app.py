@@ -43,12 +43,14 @@ class GatewayOptions:
         body_limit_bytes: The largest request body.
         requests_at_once: Open requests per connection.
         session_idle_s / session_cap: When sessions end, and how many there may be.
+        named_linger_s: How long a named session outlives its last connection.
     """
 
     body_limit_bytes: int = 64 * 1024 * 1024
     requests_at_once: int = 128
     session_idle_s: float = 1_800.0
     session_cap: int = 1_000
+    named_linger_s: float = 300.0
 
 
 class Gateway:
@@ -146,6 +148,7 @@ async def open_gateway(
         clock=clock or SystemClock(),
         ids=ids or RandomIds(),
         idle_s=options.session_idle_s,
+        linger_s=options.named_linger_s,
         cap=options.session_cap,
     )
     views = Views(runtime)

@@ -105,7 +105,15 @@ class Handshake:
                     connection.outboxes.remove(stream)
 
     async def delete(self, http: Http) -> None:
-        """End a connection."""
+        """End a connection; without its id, the session that the URL names."""
+        if http.name is not None and header(http.scope, b"mcp-session-id") is None:
+            session = self._sessions.named(http.principal, http.name)
+            if session is None:
+                await refuse(http.send, 404, INVALID_REQUEST, "no such session here")
+                return
+            await self._sessions.end(session)
+            await send_json(http.send, 200)
+            return
         connection = await self._connection(http)
         if connection is not None:
             await self._sessions.disconnect(connection)

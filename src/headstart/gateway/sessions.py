@@ -1,9 +1,10 @@
 """Who is connected: finds, revives, bounds and ends sessions.
 
-A session ends when its last connection is deleted, when nobody used it for the idle
-time, or when it is the one unused longest while the cap is reached. A client that
-outlives a restart of the service is remembered by its `Mcp-Session-Id` and goes on where
-it was.
+A session ends when its connection is deleted, when nobody used it for the idle time, or
+when it is the one unused longest while the cap is reached. A session that its client
+named lingers after its last connection was deleted: some agents open and delete a
+connection per call, and must find their sandboxes again. A client that outlives a restart
+of the service is remembered by its `Mcp-Session-Id` and goes on where it was.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Sessions:
         clock: Clock,
         ids: IdSource,
         idle_s: float,
+        linger_s: float,
         cap: int,
     ) -> None:
         self._runtime = runtime
@@ -76,6 +78,7 @@ class Sessions:
         self._clock = clock
         self._ids = ids
         self._idle_s = idle_s
+        self._linger_s = linger_s
         self._cap = cap
         self._sessions: dict[SessionId, Session] = {}
         self._connections: dict[str, Connection] = {}
@@ -84,6 +87,14 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def live(self) -> list[Session]:
+        """Return all sessions, in the order they began."""
+        return list(self._sessions.values())
+
+    def named(self, principal: PrincipalId, name: str) -> Session | None:
+        """Return a session by the name that its client gave it."""
+        return self._sessions.get(session_named(principal, name))
 
     def find(self, connection_id: str, principal: PrincipalId, server: ResourceId | None) -> Connection | None:
         """Return a handshake connection, reviving a remembered one; None if it is not this client's."""
@@ -152,17 +163,23 @@ class Sessions:
                 self._save(connection)
 
     async def disconnect(self, connection: Connection) -> None:
-        """End a connection, and its session if it was the last one."""
+        """End a connection, and its session unless that has others or a name to come back to."""
         self._drop(connection)
         self._memory.forget(connection.id)
-        if not connection.session.connections:
+        if not connection.session.connections and not connection.session.named:
             await self._close(connection.session, reason="its client ended it")
 
+    async def end(self, session: Session) -> None:
+        """End a session with all its connections."""
+        await self._close(session, reason="its client ended it")
+
     async def sweep(self) -> None:
-        """End every session that was unused for the idle time, and forget their clients."""
+        """End every session that was unused for its time, and forget their clients."""
         now_s = self._clock.monotonic_s()
-        for session in [s for s in self._sessions.values() if s.idle and now_s - s.used_s >= self._idle_s]:
-            await self._close(session, reason="nobody used it")
+        for session in self.live():
+            patience_s = self._idle_s if session.connections else min(self._idle_s, self._linger_s)
+            if session.idle and now_s - session.used_s >= patience_s:
+                await self._close(session, reason="nobody used it")
         for connection in self._connections.values():
             if not connection.session.idle and self._save_is_due(connection.id):
                 self._save(connection)
