@@ -10,6 +10,7 @@ from headstart.core.pool.facts import PoolFact, SandboxFellIdle, StakeLost, Stak
 from headstart.core.pool.policy import Mode, PoolPolicy
 from headstart.core.pool.pool import Pool
 from headstart.core.pool.sandboxes import Sandbox, SandboxState, Stake
+from headstart.core.pool.statistics import PoolStatistics, SandboxView
 
 __all__ = [
     "Estimate",
@@ -18,9 +19,11 @@ __all__ = [
     "Pool",
     "PoolFact",
     "PoolPolicy",
+    "PoolStatistics",
     "Sandbox",
     "SandboxFellIdle",
     "SandboxState",
+    "SandboxView",
     "Stake",
     "StakeLost",
     "StakeWon",

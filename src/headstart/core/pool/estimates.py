@@ -78,11 +78,6 @@ class Estimates:
             measured=known.measured + 1,
         )
 
-    def withdrawn(self, principal: PrincipalId, resource: ResourceId) -> None:
-        """Forget a server."""
-        for form in PrepareForm:
-            self._by_key.pop((principal, resource, form), None)
-
     def forget(self, principal: PrincipalId) -> None:
         """Drop what was measured for a principal (the guesses stay as they are now)."""
         for key, known in list(self._by_key.items()):

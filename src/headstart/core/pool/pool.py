@@ -55,12 +55,14 @@ from headstart.core.pool.estimates import Estimate, Estimates
 from headstart.core.pool.eviction import cheapest_first
 from headstart.core.pool.facts import PoolFact, SandboxFellIdle
 from headstart.core.pool.inventory import Inventory
+from headstart.core.pool.placements import Placements
 from headstart.core.pool.policy import Mode, PoolPolicy
 from headstart.core.pool.restarts import Restarts
 from headstart.core.pool.sandboxes import Happening, Sandbox, SandboxState, Stake
 from headstart.core.pool.servers import Servers
 from headstart.core.pool.stakes import Stakes
 from headstart.core.pool.starts import Room, StartQueue
+from headstart.core.pool.statistics import PoolStatistics, view
 from headstart.errors import InvalidTransition
 from headstart.ids import CallId, IdSource, PrincipalId, ResourceId, SandboxId, SessionId
 
@@ -87,6 +89,14 @@ class Pool:
         self._book = CallBook()
         self._restarts = Restarts(
             first_s=policy.backoff_s, cap_s=policy.backoff_cap_s, forgiven_after_s=policy.forgiven_after_s
+        )
+        self._placements = Placements(
+            policy=policy,
+            servers=self._servers,
+            inventory=self._inventory,
+            book=self._book,
+            restarts=self._restarts,
+            deadlines=self._deadlines,
         )
         self._starts = StartQueue(
             self._inventory,
@@ -166,6 +176,36 @@ class Pool:
         """The open sessions and calls, for looking only."""
         return self._book
 
+    def estimate(self, principal: PrincipalId, resource: ResourceId) -> Estimate:
+        """Return what a start takes and holds.
+
+        Raises:
+            KeyError: The server is not registered.
+        """
+        spec = self._servers.find(principal, resource)
+        if spec is None:
+            raise KeyError(resource)
+        return self._servers.estimate(spec)
+
+    def is_idle(self, sandbox: SandboxId) -> bool:
+        """Whether it is leased, warm and without a call."""
+        found = self._inventory.find(sandbox)
+        return found is not None and found.idle
+
+    def statistics(self, at_s: float) -> PoolStatistics:
+        """Return a snapshot."""
+        return PoolStatistics(
+            sandboxes=tuple(view(each, at_s) for each in self._inventory),
+            used_bytes=self._inventory.used_bytes,
+            memory_bytes=self._policy.memory_bytes,
+            starting=len(self._inventory.starting()),
+            starts_at_once=self._policy.starts_at_once,
+            queued=sum(self._inventory.queued(priority) for priority in Priority),
+            sessions=len(self._book),
+            calls=self._book.open_calls,
+            backing_off=self._restarts.backing_off(at_s),
+        )
+
     def check_invariants(self) -> None:
         """Assert what holds after every event.
 
@@ -183,23 +223,8 @@ class Pool:
     # ------------------------------------------------------------ bets
 
     def refusal_of(self, bet: Bet, backer: str) -> Refusal | None:
-        """Say why a bet on a start cannot be placed, or None if it can.
-
-        If the thing is already being prepared for the same backer, its bet runs on for
-        as long as this one would have.
-        """
-        spec = self._servers.find(bet.principal, bet.resource)
-        if self._policy.mode is not Mode.PREDICTIVE:
-            return Refusal.NOT_PREDICTIVE
-        if self._draining:
-            return Refusal.DRAINING
-        if spec is None or (spec.session_specific and not spec.shared and bet.session is None):
-            return Refusal.UNKNOWN
-        if spec.remote or self._is_owned(spec, bet.session) or self._is_prepared(spec, bet, backer):
-            return Refusal.ALREADY_THERE
-        if self._restarts.wait_s(bet.principal, bet.resource, self._now_s) > 0.0:
-            return Refusal.BACKING_OFF
-        return None
+        """Say why a bet on a start cannot be placed, or None (see `Placements.refusal_of`)."""
+        return Refusal.DRAINING if self._draining else self._placements.refusal_of(bet, backer, self._now_s)
 
     def has_room(self, stake: Stake) -> bool:
         """Whether memory is free for a bet, or would be freed for it."""
@@ -233,25 +258,7 @@ class Pool:
 
     def rebind(self, principal: PrincipalId, backer: str, session: SessionId) -> None:
         """A conversation turned out to be a session's: what is prepared for it is the session's."""
-        for spec in self._servers.of(principal):
-            for sandbox in self._inventory.shelf(principal, spec.resource):
-                Stakes.rebind(sandbox, backer=backer, session=session)
-
-    def _is_owned(self, spec: ResourceRegistered, session: SessionId | None) -> bool:
-        if spec.shared or session is not None:
-            owner = None if spec.shared else session
-            return self._inventory.claimed_by(spec.principal, spec.resource, owner) is not None
-        sessions = self._book.sessions_of(spec.principal)
-        return 0 < sessions <= self._inventory.claims_on(spec.principal, spec.resource)  # whoever it is, has one
-
-    def _is_prepared(self, spec: ResourceRegistered, bet: Bet, backer: str) -> bool:
-        for sandbox in self._inventory.shelf(spec.principal, spec.resource):
-            stake = sandbox.stake
-            if spec.shared or (stake is not None and (not backer or stake.backer == backer)):
-                if Stakes.extend(sandbox, bet.expires_s):
-                    self._deadlines.set(sandbox, bet.expires_s)
-                return True
-        return False
+        self._placements.rebind(principal, backer, session)
 
     # ------------------------------------------------------------ servers and sessions
 

@@ -75,6 +75,14 @@ class Restarts:
         record = self._records.get((principal, resource))
         return "" if record is None else record.message
 
+    def backing_off(self, now_s: float) -> tuple[tuple[PrincipalId, ResourceId, float], ...]:
+        """Return who is waiting, and how many seconds more."""
+        return tuple(
+            (principal, resource, record.until_s - now_s)
+            for (principal, resource), record in self._records.items()
+            if record.until_s > now_s
+        )
+
     def may_start(self, principal: PrincipalId, resource: ResourceId, now_s: float) -> bool:
         """Whether a start may go ahead: healthy, or the wait is over and no probe is out."""
         record = self._records.get((principal, resource))
