@@ -34,6 +34,14 @@ def test_a_surer_word_is_never_worth_less() -> None:
     assert values == sorted(values)
 
 
+def test_bins_that_were_pooled_are_compared_at_their_common_lower_border() -> None:
+    calibration = Calibration()
+    _learn(calibration, 0.55, hits=29, misses=17)
+    _learn(calibration, 0.65, hits=3, misses=0)
+    _learn(calibration, 0.75, hits=0, misses=2)
+    assert calibration.calibrated(0.5999) <= calibration.calibrated(0.6)
+
+
 def test_what_is_far_from_any_outcome_stays_as_it_was_said() -> None:
     calibration = Calibration()
     _learn(calibration, 0.25, hits=10, misses=30)

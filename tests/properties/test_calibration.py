@@ -1,9 +1,11 @@
 """A calibration is a monotone map from probabilities to probabilities, whatever it was fed."""
 
-from hypothesis import given
+from itertools import pairwise
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.core.calibration import Calibration, LeadTimes
+from headstart.core.calibration import BINS, Calibration, LeadTimes
 
 _probabilities = st.floats(0.0, 1.0)
 _outcomes = st.lists(st.tuples(_probabilities, st.booleans(), st.integers(1, 40)), max_size=25)
@@ -17,11 +19,13 @@ def _fed(outcomes: list[tuple[float, bool, int]]) -> Calibration:
     return calibration
 
 
-@given(outcomes=_outcomes, one=_probabilities, other=_probabilities)
-def test_a_surer_word_is_never_worth_less(outcomes: list[tuple[float, bool, int]], one: float, other: float) -> None:
+@given(outcomes=_outcomes, between=st.lists(_probabilities, max_size=4))
+@settings(max_examples=400)
+def test_a_surer_word_is_never_worth_less(outcomes: list[tuple[float, bool, int]], between: list[float]) -> None:
     calibration = _fed(outcomes)
-    low, high = sorted((one, other))
-    assert calibration.calibrated(low) <= calibration.calibrated(high) + 1e-12
+    borders = [border / BINS + nudge for border in range(BINS + 1) for nudge in (-1e-9, 1e-9)]
+    values = [calibration.calibrated(said) for said in sorted(borders + between)]
+    assert all(low <= high + 1e-9 for low, high in pairwise(values))
 
 
 @given(outcomes=_outcomes, said=_probabilities)

@@ -8,9 +8,8 @@ the very end waits until the next piece shows that it is over.
 
 Only *distinct* keywords count, so looking twice at the same few characters cannot count
 a hit twice. What a server's hits weigh is added up; it becomes a candidate when the sum
-reaches γ, at least one hit was specific, and again whenever the sum reaches another γ.
-Hits that are not specific add at most γ - 1/2 in total, so shared words alone never
-reach γ, whatever their number.
+reaches γ, and again whenever the sum reaches another γ. Hits that are not specific add
+at most γ - 1/2 in total, so shared words alone never reach γ, whatever their number.
 
 Cost per piece: normalising it, one call into the automaton over a few dozen characters,
 and work only for keywords that were not seen before in this stream.
@@ -183,7 +182,7 @@ class Scan:
 
     def _cross(self, resource: ResourceId, score: _Score) -> Crossing | None:
         total = score.specific + min(score.shared, max(0.0, self._gamma - 0.5))
-        multiples = int(total / self._gamma + 1e-9) if score.specific else 0
+        multiples = int(total / self._gamma + 1e-9)
         if multiples <= score.crossed:
             return None
         score.crossed = multiples
