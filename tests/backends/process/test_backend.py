@@ -13,7 +13,7 @@ import pytest
 
 from headstart.backends.contract import Command, Identity, Leftovers, Template
 from headstart.backends.process import ProcessBackend, open_process_backend
-from headstart.backends.process.backend import ProcessSandbox
+from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.errors import BackendError
 from headstart.ids import SandboxId
 
@@ -27,12 +27,12 @@ def shell(script: str) -> Command:
     return Command(argv=("sh", "-c", script), env=ENV)
 
 
-async def start(backend: ProcessBackend, name: str = "sb_1", template: Template = CAT) -> ProcessSandbox:
+async def start(backend: ProcessBackend, name: str = "sb_1", template: Template = CAT) -> SpawnedSandbox:
     return await backend.start(await backend.prepare(template), Identity(sandbox=SandboxId(name)))
 
 
 @asynccontextmanager
-async def sandbox_in(folder: Path) -> AsyncGenerator[ProcessSandbox]:
+async def sandbox_in(folder: Path) -> AsyncGenerator[SpawnedSandbox]:
     async with open_process_backend(folder) as backend:
         sandbox = await start(backend)
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,17 @@ from headstart.backends.contract import (
     Template,
     Usage,
 )
+from headstart.backends.forked import ForkedSandbox, Nest, open_nest
+from headstart.backends.process.guest import confine
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.channel import Channel
 from headstart.backends.spawner.client import SpawnerClient, open_spawner
 from headstart.backends.spawner.guest.processes import descendants
+from headstart.backends.spawner.guest.runs import remove_tree
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.core.events import PrepareForm
+from headstart.errors import BackendError
+from headstart.ids import SandboxId
 
 __all__ = ["ProcessBackend", "open_process_backend"]
 
@@ -66,14 +72,13 @@ class ProcessSandbox(SpawnedSandbox):
     def __init__(
         self, identity: Identity, channel: Channel, entry: Command, *, client: SpawnerClient, pid: int
     ) -> None:
-        super().__init__(identity.sandbox, channel, entry, _own_environment(entry))
+        super().__init__(identity.sandbox, channel, entry)
         self._client = client
         self._pid = pid
 
     async def raise_priority(self) -> None:
         """Undo `background`, where that was possible at all (as root)."""
-        if os.geteuid() == 0:
-            await anyio.to_thread.run_sync(_set_niceness, self._pid, 0)
+        await anyio.to_thread.run_sync(_set_niceness, self._pid, 0)
 
     async def usage(self) -> Usage:
         return await anyio.to_thread.run_sync(tree_usage, self._pid)
@@ -88,7 +93,7 @@ class ProcessBackend:
     def __init__(self, client: SpawnerClient) -> None:
         self._client = client
         self._run = Path(client.facts["run"])
-        self._live: set[int] = set()
+        self._zygotes = itertools.count(1)
 
     @property
     def name(self) -> str:
@@ -98,6 +103,7 @@ class ProcessBackend:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             isolation="none",
+            zygotes=True,
             network=frozenset({Network.HOST}),
             limits=False,
             weaker=(
@@ -107,25 +113,72 @@ class ProcessBackend:
         )
 
     async def prepare(self, template: Template) -> Prepared:
-        return ColdPrepared(template)
+        """See `Backend.prepare`. If cancelled, nothing is left of it."""
+        cold = ColdPrepared(template)
+        if template.preload is None:
+            return cold
+        identity = Identity(sandbox=SandboxId(f"zygote-{next(self._zygotes)}"))
+        sandbox = await self._start_cold(cold, identity, background=False)
+        return await open_nest(template, template.preload, sandbox, confine=Path(confine.__file__))
 
-    async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> ProcessSandbox:
+    async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> SpawnedSandbox:
         """See `Backend.start`. If cancelled, nothing is left of the sandbox."""
-        folder = self._run / identity.sandbox
-        home, scratch = folder / "home", folder / "tmp"
-        entry = _entry(prepared.template.command, identity, home=home, scratch=scratch)
-        order: dict[str, Any] = {
-            "directories": [str(folder), str(home), str(scratch)],
-            "limits": _rlimits(prepared.template.limits),
-            "niceness": _BACKGROUND_NICENESS if background and os.geteuid() == 0 else 0,
-        }
-        started = await self._client.start(identity.sandbox, "", order)
+        match prepared:
+            case ColdPrepared():
+                return await self._start_cold(prepared, identity, background=background)
+            case Nest():
+                return await self._fork(prepared, identity, background=background)
+            case _:
+                raise BackendError(f"{prepared.template.name} was prepared by another backend")
+
+    async def _start_cold(self, cold: ColdPrepared, identity: Identity, *, background: bool) -> ProcessSandbox:
+        folders = _Folders(self._run / identity.sandbox)
+        entry = folders.entry(cold.template.command, identity)
+        started = await self._client.start(identity.sandbox, "", folders.plan(cold.template, background=background))
         return ProcessSandbox(identity, started.channel, entry, client=self._client, pid=started.pid)
+
+    async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
+        folders = _Folders(self._run / identity.sandbox)
+        entry = folders.entry(nest.template.command, identity)
+        plan = folders.plan(nest.template, background=background)
+        fork = await nest.fork(self._client, entry, plan=plan, plan_fds={})
+        return ForkedSandbox(
+            identity.sandbox,
+            fork,
+            entry,
+            nest=nest,
+            raise_priority=lambda: _set_niceness(fork.channel.pid, 0),
+            clean_up=folders.remove,
+        )
 
     async def leftovers(self) -> Leftovers:
         """Count the spawner's descendants and the sandboxes' folders."""
+        counted = await self._client.count()
         folders = [entry for entry in self._run.iterdir() if entry.is_dir()] if self._run.exists() else []
-        return Leftovers(processes=len(descendants(self._client.pid)), directories=len(folders))
+        return Leftovers(processes=counted["processes"], directories=len(folders))
+
+
+class _Folders:
+    """One sandbox's private folders."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._home, self._scratch = root / "home", root / "tmp"
+
+    def entry(self, command: Command, identity: Identity) -> Command:
+        private = {"HOME": str(self._home), "TMPDIR": str(self._scratch)}
+        env = {**command.env, **identity.env, **private}
+        return Command(argv=command.argv, env=env, cwd=command.cwd or str(self._home))
+
+    def plan(self, template: Template, *, background: bool) -> dict[str, Any]:
+        return {
+            "directories": [str(self._root), str(self._home), str(self._scratch)],
+            "rlimits": _rlimits(template.limits),
+            "niceness": _BACKGROUND_NICENESS if background and os.geteuid() == 0 else 0,
+        }
+
+    def remove(self) -> None:
+        remove_tree(str(self._root))
 
 
 @asynccontextmanager
@@ -138,15 +191,6 @@ async def open_process_backend(state_dir: Path) -> AsyncGenerator[ProcessBackend
         yield ProcessBackend(client)
 
 
-def _entry(command: Command, identity: Identity, *, home: Path, scratch: Path) -> Command:
-    private = {"HOME": str(home), "TMPDIR": str(scratch)}
-    return Command(argv=command.argv, env={**command.env, **identity.env, **private}, cwd=command.cwd or str(home))
-
-
-def _own_environment(entry: Command) -> Mapping[str, str]:
-    return {name: entry.env[name] for name in ("HOME", "TMPDIR", "PATH") if name in entry.env}
-
-
 def _rlimits(limits: Limits) -> dict[str, int]:
     chosen = {"CORE": 0}
     if limits.memory_bytes is not None:
@@ -157,6 +201,8 @@ def _rlimits(limits: Limits) -> dict[str, int]:
 
 
 def _set_niceness(root: int, niceness: int) -> None:
+    if os.geteuid() != 0:
+        return  # only root may take niceness back, so nobody else was given any
     for pid in (root, *descendants(root)):
         with suppress(ProcessLookupError):  # it has ended meanwhile
             os.setpriority(os.PRIO_PROCESS, pid, niceness)

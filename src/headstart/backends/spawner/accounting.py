@@ -8,6 +8,7 @@ call it from a worker thread.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from headstart.backends.contract import Usage
@@ -18,12 +19,14 @@ __all__ = ["tree_usage"]
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def tree_usage(root: int) -> Usage:
-    """Return what `root` and everything below it use; zeros for what has ended meanwhile.
+def tree_usage(root: int, without: Collection[int] = ()) -> Usage:
+    """Return what `root` and everything below it use, the trees of `without` apart.
 
-    CPU time includes that of descendants that have been reaped.
+    CPU time includes that of descendants that have been reaped; what has ended while we
+    looked counts zero.
     """
-    members = [root, *descendants(root)]
+    apart = {pid for top in without for pid in (top, *descendants(top))}
+    members = [pid for pid in (root, *descendants(root)) if pid not in apart]
     return Usage(
         memory_bytes=sum(_pss_bytes(pid) for pid in members),
         cpu_s=sum(_cpu_s(pid) for pid in members),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -12,6 +15,8 @@ from headstart.backends.spawner.link import Link, PeerGone
 from headstart.errors import BackendError
 
 __all__ = ["Channel", "Execution"]
+
+_END_TIMEOUT_S = 3.0
 
 ADOPTED = 0
 """The execution id of a process that the init did not start itself (a zygote's fork)."""
@@ -84,12 +89,11 @@ class Channel:
 
     Args:
         link: Our end of the init's control socket.
-        ran_out_of_memory: Asked when a command died by SIGKILL.
     """
 
-    def __init__(self, link: Link, *, ran_out_of_memory: Callable[[], bool] | None = None) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._ran_out_of_memory = ran_out_of_memory
+        self._ran_out_of_memory: Callable[[], bool] | None = None
         self._executions: dict[int, Execution] = {}
         self._next_number = ADOPTED + 1
         self._ready = anyio.Event()
@@ -105,6 +109,10 @@ class Channel:
             pass
         finally:
             self._lose()
+
+    def ask_about_kills(self, ran_out_of_memory: Callable[[], bool]) -> None:
+        """From now on, ask this when a command died by SIGKILL."""
+        self._ran_out_of_memory = ran_out_of_memory
 
     async def wait_ready(self) -> None:
         """Return once the sandbox can run commands.
@@ -162,6 +170,25 @@ class Channel:
                 await self._link.send(message)
             except PeerGone:
                 self.close()
+
+    @property
+    def pid(self) -> int:
+        """The init's, as the service sees it; 0 before it was ready."""
+        return self._link.peer_pid
+
+    async def end(self) -> None:
+        """Let go, and wait until the init has ended everything and itself. Completes under cancellation.
+
+        An init that does not end within 3 s is killed, and its PID namespace with it.
+        """
+        self._link.stop_sending()
+        with anyio.move_on_after(_END_TIMEOUT_S, shield=True):
+            await self.lost.wait()
+        if not self.lost.is_set():
+            with suppress(ProcessLookupError):
+                if self.pid:
+                    os.kill(self.pid, signal.SIGKILL)
+        self.close()
 
     def close(self) -> None:
         """Let go: the init ends the sandbox when it sees that."""

@@ -84,6 +84,12 @@ class SpawnerClient:
     async def release(self, template: str) -> None:
         await self._request({"op": "release", "template": template})
 
+    async def count(self) -> Mapping[str, int]:
+        """Return how many `processes` and `parked` processes there are; none once the spawner is gone."""
+        if self._gone:
+            return {"processes": 0, "parked": 0}
+        return await self._request({"op": "count"})
+
     async def start(self, sandbox: SandboxId, template: str, order: Mapping[str, Any]) -> Started:
         """Start a sandbox and return once it can run commands. If cancelled, nothing is left of it.
 
@@ -189,8 +195,9 @@ async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator
     arguments = [sys.executable, "-I", "-S", str(Path(launch.__file__)), _SPAWNER, kind, json.dumps(settings)]
     with theirs:
         process = await anyio.open_process(
-            arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=None, start_new_session=True
+            arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=None, env={}, start_new_session=True
         )
+    failure: Exception | None = None
     try:
         async with anyio.create_task_group() as tasks:
             client = SpawnerClient(link, tasks, process.pid)
@@ -198,12 +205,16 @@ async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator
             try:
                 await client.wait_ready()
                 yield client
+            except Exception as error:  # noqa: BLE001  carried past the task group, which would wrap it
+                failure = error
             finally:
                 link.close()
                 await _see_it_end(process)
                 tasks.cancel_scope.cancel()
     finally:
         link.close()
+    if failure is not None:
+        raise failure
 
 
 async def _see_it_end(process: anyio.abc.Process) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -29,6 +30,7 @@ class Link:
     def pair(cls) -> tuple[Link, socket.socket]:
         """Return our end and the other, to be handed over."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         return cls(ours), theirs
 
     async def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -78,6 +80,17 @@ class Link:
         if self._sock.fileno() < 0:
             raise PeerGone("closed here")
         return self._wire.receive()
+
+    @property
+    def peer_pid(self) -> int:
+        """Who sent the latest message, as this process's PID namespace numbers it; 0 before the first."""
+        return self._wire.peer_pid
+
+    def stop_sending(self) -> None:
+        """Show the peer an end of file, and go on receiving. Idempotent."""
+        if self._sock.fileno() >= 0:
+            with suppress(OSError):  # it has gone first
+                self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close; whoever receives gets `PeerGone`. Idempotent."""

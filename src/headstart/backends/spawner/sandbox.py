@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -19,6 +19,7 @@ from headstart.ids import SandboxId
 
 __all__ = ["AttachedCommand", "SpawnedSandbox"]
 
+_ALWAYS_SET = ("PATH", "HOME", "TMPDIR")
 _OUTPUT_LIMIT_BYTES = 1 << 20
 _LINGER_S = 0.2
 """How long after a command's end output is still awaited from what it left running."""
@@ -51,18 +52,23 @@ class _Output:
 class SpawnedSandbox:
     """Implements `RunningSandbox` over a `Channel`; backends add usage, priority and removal."""
 
-    def __init__(self, sandbox: SandboxId, channel: Channel, entry: Command, base_env: Mapping[str, str]) -> None:
-        """`base_env` is under every command's own environment; `entry` is complete, its cwd is the default."""
+    def __init__(self, sandbox: SandboxId, channel: Channel, entry: Command) -> None:
+        """`entry` is complete; its folder is the default, and its PATH, HOME and TMPDIR are under every environment."""
         self._id = sandbox
         self._channel = channel
         self._entry = entry
-        self._base_env = dict(base_env)
+        self._base_env = {name: entry.env[name] for name in _ALWAYS_SET if name in entry.env}
         self._attached = False
         self._closed = False
 
     @property
     def id(self) -> SandboxId:
         return self._id
+
+    @property
+    def pid(self) -> int:
+        """Its init's, as the service sees it."""
+        return self._channel.pid
 
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
         """See `RunningSandbox.run`."""
@@ -90,19 +96,30 @@ class SpawnedSandbox:
         if self._attached:
             raise BackendError(f"{self._id}: the entry command has been started already")
         self._attached = True
-        pipes = StdioPipes.open()
+        pipes, execution = await self._start_entry()
         try:
-            execution = await self._start_entry(pipes)
-            try:
-                yield AttachedCommand(stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr, execution=execution)
-            finally:
-                pipes.stdin.close()
-                await _end_politely(execution)
+            yield AttachedCommand(stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr, execution=execution)
         finally:
+            pipes.stdin.close()
+            await _end_politely(execution)
             pipes.close()
 
-    async def _start_entry(self, pipes: StdioPipes) -> Execution:
-        return await self._execute(self._entry, pipes, own_tree=False)
+    async def _start_entry(self) -> tuple[StdioPipes, Execution]:
+        pipes = StdioPipes.open()
+        try:
+            return pipes, await self._execute(self._entry, pipes, own_tree=False)
+        except BaseException:
+            pipes.close()
+            raise
+
+    async def start_entry_as(self, argv: tuple[str, ...], descriptors: Sequence[int]) -> Execution:
+        """Start another program in the place of the entry command, with its environment and folder.
+
+        Raises:
+            BackendError: It cannot be started, or the sandbox is gone.
+        """
+        self._attached = True
+        return await self._channel.execute(replace(self._entry, argv=argv), descriptors)
 
     async def _execute(self, command: Command, pipes: StdioPipes, *, own_tree: bool) -> Execution:
         try:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
+
+from headstart.backends.spawner.guest import runs, syscalls
+from headstart.backends.spawner.guest.init import Init, set_limits
 
 __all__ = ["enter"]
 
@@ -27,8 +32,41 @@ def enter(plan: dict[str, Any]) -> None:
             `directories` (list of str): private directories to make (0700) and, at the
             end, to remove.
             `rlimits` (dict of name to int): `resource.RLIMIT_<name>` soft and hard limits.
+            `niceness` (int): added to the zygote's.
 
     Raises:
-        OSError: A step failed; the caller must write it to stderr and `os._exit(70)`.
+        OSError: A step failed; the caller must tell it and `os._exit(70)`.
     """
-    raise NotImplementedError
+    if os.fork() != 0:
+        os._exit(0)
+    os.setsid()
+    os.nice(plan["niceness"])
+    for folder in plan["directories"]:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    keeper = os.getpid()
+    server = os.fork()
+    if server == 0:
+        os.close(plan["control_fd"])
+        os.setsid()
+        set_limits(plan["rlimits"])
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(70)
+        return
+    try:
+        init = Init(
+            plan["control_fd"],
+            ends_with_namespace=False,
+            at_end=lambda: _remove(plan["directories"]),
+            limits=plan["rlimits"],
+        )
+        init.adopt(0, server)
+        init.let_go_of_everything_else()
+        init.serve()
+    finally:
+        os._exit(70)
+
+
+def _remove(folders: list[str]) -> None:
+    for folder in folders:
+        runs.remove_tree(folder)

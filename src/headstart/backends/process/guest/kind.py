@@ -38,6 +38,7 @@ class ProcessKind:
     def _be_init(self, order: dict[str, Any], control: int) -> NoReturn:
         try:
             reset_signals()
+            syscalls.set_title("headstart-init")
             os.setsid()
             os.nice(order["niceness"])
             init = Init(
@@ -45,9 +46,9 @@ class ProcessKind:
                 ends_with_namespace=False,
                 lifeline=self._lifeline,
                 at_end=lambda: _remove(order["directories"]),
-                limits=order["limits"],
+                limits=order["rlimits"],
             )
-            syscalls.close_all_descriptors_except([0, 1, 2, *init.descriptors()])
+            init.let_go_of_everything_else()
             for folder in order["directories"]:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             init.serve()
@@ -57,8 +58,11 @@ class ProcessKind:
     def ended(self, pid: int) -> None:
         """The init has removed its folders; what it could not goes with the run's."""
 
-    def tend(self) -> bool:
-        return False
+    def is_clean(self, pid: int) -> bool:  # noqa: ARG002
+        return True
+
+    def tend(self) -> float | None:
+        return None
 
     def owns(self, pid: int) -> bool:  # noqa: ARG002
         return False

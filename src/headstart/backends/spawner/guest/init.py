@@ -84,6 +84,13 @@ class Init:
         """What must stay open in this process."""
         return [self._wire.fileno(), self._wake, self._woken] + ([] if self._lifeline is None else [self._lifeline])
 
+    def let_go_of_everything_else(self) -> None:
+        """Close what a fork inherited: the server alone may hold its pipes."""
+        nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        for number in range(3):
+            os.dup2(nothing, number)
+        syscalls.close_all_descriptors_except([0, 1, 2, *self.descriptors()])
+
     def adopt(self, execution: int, pid: int) -> None:
         """Report the end of a child that was forked elsewhere."""
         self._running[execution] = pid
@@ -166,7 +173,9 @@ class Init:
         self._wire.send({"event": "started", "id": message["id"], "pid": pid})
 
     def _end(self) -> NoReturn:
-        if not self._ends_with_namespace:
+        if self._ends_with_namespace:
+            processes.kill_everything_in_namespace()
+        else:
             processes.kill_everything_below(os.getpid())
         if self._at_end is not None:
             self._at_end()

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 
-__all__ = ["children", "descendants", "exit_facts", "kill_everything_below", "reap"]
+__all__ = ["children", "descendants", "exit_facts", "kill_everything_below", "kill_everything_in_namespace", "reap"]
 
 
 def children(pid: int) -> list[int]:
@@ -47,6 +47,23 @@ def exit_facts(status: int) -> dict[str, int]:
     if os.WIFSIGNALED(status):
         return {"signal": os.WTERMSIG(status)}
     return {"code": os.WEXITSTATUS(status)}
+
+
+def kill_everything_in_namespace() -> None:
+    """As the first process of a PID namespace: kill and reap all others, and return when they are gone.
+
+    The kernel would do the same when we exit, but only after it has closed our descriptors,
+    which tell the service that all is over.
+    """
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nobody is left
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        return
 
 
 def kill_everything_below(pid: int, *, rounds: int = 400) -> bool:

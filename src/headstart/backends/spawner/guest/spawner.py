@@ -13,6 +13,7 @@ Messages in (`seq` is answered with the same `seq`):
     `{"op": "prepare", "seq", "template", "plan"}`
     `{"op": "release", "seq", "template"}`
     `{"op": "start", "seq", "sandbox", "template", "order"}` with the init's control socket
+    `{"op": "count", "seq"}`             answered with `processes` and `parked`
     `{"op": "close", "seq", "sandbox"}`  answered when nothing of the sandbox is left
 
 Messages out: `{"event": "ready", …}`, `{"seq", …}` or `{"seq", "error"}`, and
@@ -25,6 +26,7 @@ import fcntl
 import gc
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -58,11 +60,15 @@ class Kind(Protocol):
         ...
 
     def ended(self, pid: int) -> None:
-        """Clean up after an init that has been reaped."""
+        """Begin to clean up after an init that has been reaped; `tend` goes on."""
         ...
 
-    def tend(self) -> bool:
-        """Do a little work ahead of need; return whether there is more."""
+    def is_clean(self, pid: int) -> bool:
+        """Whether nothing is left of an init that has been reaped."""
+        ...
+
+    def tend(self) -> float | None:
+        """Do a little work ahead of need; return in how many seconds there is more, or None."""
         ...
 
     def owns(self, pid: int) -> bool:
@@ -82,8 +88,9 @@ class Spawner:
         self._kind = kind
         self._inits: dict[int, str] = {}  # pid → sandbox
         self._closing: dict[int, tuple[int, float]] = {}  # pid → (seq to answer, when to kill it)
+        self._cleaning: dict[int, int] = {}  # pid that was reaped → seq to answer
         self._wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._more_to_tend = True
+        self._tend_at: float | None = 0.0
         signal.signal(signal.SIGCHLD, _do_nothing)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
 
@@ -110,15 +117,18 @@ class Spawner:
             received = self._wire.receive()
             if received is not None:
                 self._handle(*received)
-        elif not ready:
-            self._more_to_tend = self._kind.tend()
+        elif not ready and self._tend_at is not None:
+            pause_s = self._kind.tend()
+            self._tend_at = None if pause_s is None else time.monotonic() + pause_s
+            self._answer_closed()
 
     def _timeout_ms(self) -> float | None:
-        if self._more_to_tend:
-            return 0
-        if not self._closing:
+        dues = [due for _, due in self._closing.values()]
+        if self._tend_at is not None:
+            dues.append(self._tend_at)
+        if not dues:
             return None
-        return max(0.0, min(due for _, due in self._closing.values()) - time.monotonic()) * 1000 + 1
+        return math.ceil(max(0.0, min(dues) - time.monotonic()) * 1000)
 
     def _handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
         answer: dict[str, Any] | None
@@ -129,7 +139,7 @@ class Spawner:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._more_to_tend = True
+        self._tend_at = 0.0
         if answer is not None:
             self._wire.send({"seq": message["seq"], **answer})
 
@@ -144,9 +154,16 @@ class Spawner:
             pid, facts = self._kind.start(message["template"], message["order"], descriptors[0])
             self._inits[pid] = message["sandbox"]
             return {"pid": pid, **facts}
+        if operation == "count":
+            return self._count()
         if operation == "close":
             return self._close(message)
         raise OSError(22, f"unknown operation {operation!r}")
+
+    def _count(self) -> dict[str, Any]:
+        below = processes.descendants(os.getpid())
+        parked = [pid for pid in below if self._kind.owns(pid)]
+        return {"processes": len(below) - len(parked), "parked": len(parked)}
 
     def _close(self, message: dict[str, Any]) -> dict[str, Any] | None:
         for pid, sandbox in self._inits.items():
@@ -171,10 +188,18 @@ class Spawner:
             if status != 0:
                 self._kill_orphans()
             self._kind.ended(pid)
+            self._tend_at = 0.0
             seq, _ = self._closing.pop(pid, (None, 0.0))
             if seq is None:
                 self._wire.send({"event": "ended", "sandbox": sandbox, **processes.exit_facts(status)})
             else:
+                self._cleaning[pid] = seq
+        self._answer_closed()
+
+    def _answer_closed(self) -> None:
+        for pid, seq in list(self._cleaning.items()):
+            if self._kind.is_clean(pid):
+                del self._cleaning[pid]
                 self._wire.send({"seq": seq})
 
     def _kill_orphans(self) -> None:

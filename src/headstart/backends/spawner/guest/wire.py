@@ -11,7 +11,9 @@ import array
 import collections
 import json
 import os
+import select
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ LARGEST_MESSAGE_BYTES = 192 * 1024
 _OUTBOX_LIMIT = 4096
 _MOST_DESCRIPTORS = 64
 _MSG_CMSG_CLOEXEC = 0x40000000
+_SCM_CREDENTIALS = 2
+_CREDENTIALS = struct.Struct("iII")
 
 
 class PeerGone(Exception):
@@ -35,6 +39,8 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)  # noqa: FBT003  the standard library's signature
         self._sock = sock
+        self.peer_pid = 0
+        """Who sent the latest message, where the kernel was asked to say so (`SO_PASSCRED`)."""
         self._outbox: collections.deque[bytes] = collections.deque()
 
     def fileno(self) -> int:
@@ -88,7 +94,7 @@ class Wire:
         Raises:
             PeerGone: The peer has closed.
         """
-        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4)
+        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(LARGEST_MESSAGE_BYTES * 2, space, _MSG_CMSG_CLOEXEC)
         except BlockingIOError:
@@ -96,14 +102,34 @@ class Wire:
         except OSError as error:
             raise PeerGone(str(error)) from error
         descriptors = _descriptors_in(ancillary)
+        self.peer_pid = _sender_in(ancillary) or self.peer_pid
         if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             for descriptor in descriptors:
                 os.close(descriptor)
             raise PeerGone("end of file" if not data else "a message came cut")
         return json.loads(data), descriptors
 
+    def wait(self) -> tuple[dict[str, Any], list[int]]:
+        """Wait for a message, without bound.
+
+        Raises:
+            PeerGone: The peer has closed.
+        """
+        while True:
+            received = self.receive()
+            if received is not None:
+                return received
+            select.select([self._sock], [], [])
+
     def close(self) -> None:
         self._sock.close()
+
+
+def _sender_in(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == _SCM_CREDENTIALS:
+            return int(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0])
+    return 0
 
 
 def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:

@@ -1,0 +1,153 @@
+"""A zygote in its sandbox, and how long both live.
+
+The zygote runs in a sandbox of its own, the *nest*, and its forks are nested in there. The
+zygote may be let go of, or crash, while forks live on: the nest stays until the last of
+them has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from headstart.backends.contract import Command, Preload, Template, Usage
+from headstart.backends.spawner.accounting import tree_usage
+from headstart.backends.spawner.channel import Channel, Execution
+from headstart.backends.spawner.client import SpawnerClient
+from headstart.backends.spawner.link import Link
+from headstart.backends.spawner.sandbox import SpawnedSandbox
+from headstart.backends.spawner.streams import StdioPipes
+from headstart.backends.zygote import ForkRequest, ZygoteProcess, zygote_command
+from headstart.core.events import PrepareForm
+
+__all__ = ["Fork", "Nest", "open_nest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A server that was forked: the channel to its init, its stdio and its execution."""
+
+    channel: Channel
+    pipes: StdioPipes
+    server: Execution
+
+
+class Nest:
+    """A zygote and the sandbox that it and its forks live in; made by `open_nest`."""
+
+    def __init__(self, template: Template, sandbox: SpawnedSandbox, zygote: ZygoteProcess, *, preload_cpu_s: float):
+        self._template = template
+        self._sandbox = sandbox
+        self._zygote = zygote
+        self._preload_cpu_s = preload_cpu_s
+        self._forks: set[Channel] = set()
+        self._wanted = True
+
+    @property
+    def template(self) -> Template:
+        return self._template
+
+    @property
+    def form(self) -> PrepareForm:
+        return PrepareForm.ZYGOTE
+
+    @property
+    def preload_cpu_s(self) -> float:
+        return self._preload_cpu_s
+
+    async def usage(self) -> Usage:
+        """Count the zygote's own share, without its forks."""
+        forks = [channel.pid for channel in self._forks]
+        return await anyio.to_thread.run_sync(tree_usage, self._sandbox.pid, forks)
+
+    async def fork(
+        self,
+        client: SpawnerClient,
+        command: Command,
+        *,
+        plan: Mapping[str, Any],
+        plan_fds: Mapping[str, Sequence[int]],
+    ) -> Fork:
+        """Fork a server and return once it is confined. If cancelled, nothing is left of it.
+
+        Every fork must be followed by one `let_go` of its channel, after it has ended.
+
+        Raises:
+            BackendError: The zygote is gone, or the fork could not be confined.
+        """
+        link, theirs = Link.pair()
+        channel = Channel(link)
+        server = channel.adopt()
+        client.serve(channel)
+        pipes = StdioPipes.open()
+        self._forks.add(channel)
+        try:
+            with theirs, ExitStack() as handed_over:
+                handed_over.callback(pipes.hand_over)
+                request = ForkRequest(
+                    env=command.env,
+                    cwd=command.cwd,
+                    stdio=pipes.theirs,
+                    plan=plan,
+                    plan_fds={"control_fd": theirs.fileno(), **plan_fds},
+                )
+                await self._zygote.fork(request)
+            await channel.wait_ready()
+        except BaseException:
+            await channel.end()
+            pipes.close()
+            await self.let_go(channel)
+            raise
+        return Fork(channel=channel, pipes=pipes, server=server)
+
+    async def let_go(self, fork: Channel) -> None:
+        """Forget a fork; the last one of an unwanted nest takes the nest along."""
+        self._forks.discard(fork)
+        await self._leave_if_unused()
+
+    async def aclose(self) -> None:
+        """End the zygote; its forks live on."""
+        self._wanted = False
+        self._zygote.close()
+        await self._leave_if_unused()
+
+    async def _leave_if_unused(self) -> None:
+        if not self._wanted and not self._forks:
+            await self._sandbox.aclose()
+
+
+async def open_nest(template: Template, preload: Preload, sandbox: SpawnedSandbox, *, confine: Path) -> Nest:
+    """Start a zygote in `sandbox` and let it preload; `confine` is the backend's guest module.
+
+    The nest owns the sandbox from here on, also if this fails.
+
+    Raises:
+        BackendError: It cannot be preloaded, or must not be forked.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = ZygoteProcess(ours, name=template.name)
+    try:
+        with theirs:
+            await _start_preloader(preload, sandbox, theirs)
+        report = await zygote.preload(preload, confine=confine)
+    except BaseException:
+        zygote.close()
+        await sandbox.aclose()
+        raise
+    return Nest(template, sandbox, zygote, preload_cpu_s=report.cpu_s)
+
+
+async def _start_preloader(preload: Preload, sandbox: SpawnedSandbox, control: socket.socket) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        descriptors = [nothing, nothing, nothing, control.fileno()]
+        await sandbox.start_entry_as(zygote_command(preload, control="fd:3"), descriptors)
+    finally:
+        os.close(nothing)

@@ -1,0 +1,291 @@
+"""The backend that isolates with what the kernel has."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import platform
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from headstart.backends.contract import (
+    Capabilities,
+    Command,
+    Identity,
+    Leftovers,
+    Limits,
+    Mount,
+    Network,
+    Prepared,
+    Template,
+    Usage,
+)
+from headstart.backends.forked import ForkedSandbox, Nest, open_nest
+from headstart.backends.local import layout, metadata_block
+from headstart.backends.local.cgroups import Groups, find_places
+from headstart.backends.local.guest import confine
+from headstart.backends.local.seccomp import SeccompProfile, build_filter
+from headstart.backends.spawner.accounting import tree_usage
+from headstart.backends.spawner.client import SpawnerClient, Started, open_spawner
+from headstart.backends.spawner.guest import launch
+from headstart.backends.spawner.sandbox import SpawnedSandbox
+from headstart.backends.zygote import GUEST_DIR
+from headstart.core.events import PrepareForm
+from headstart.errors import BackendError, BackendUnavailable
+from headstart.ids import SandboxId
+
+__all__ = ["LocalBackend", "open_local_backend"]
+
+_KIND = "headstart.backends.local.guest.kind"
+_NO_USAGE = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
+_BYTES_PER_INODE = 16_384
+_STAGING = "staging"
+
+
+class Tree:
+    """A template whose file tree is built; the `Prepared` of a cold start."""
+
+    def __init__(self, template: Template, key: str, client: SpawnerClient) -> None:
+        self._template = template
+        self._client = client
+        self._closed = False
+        self.key = key
+
+    @property
+    def template(self) -> Template:
+        return self._template
+
+    @property
+    def form(self) -> PrepareForm:
+        return PrepareForm.COLD
+
+    @property
+    def preload_cpu_s(self) -> float:
+        return 0.0
+
+    async def usage(self) -> Usage:
+        return _NO_USAGE
+
+    async def aclose(self) -> None:
+        """Let go of the tree. Sandboxes that were started from it live on."""
+        if not self._closed:
+            self._closed = True
+            with anyio.CancelScope(shield=True), suppress(BackendError):  # it went with its spawner
+                await self._client.release(self.key)
+
+
+class LocalSandbox(SpawnedSandbox):
+    """A set of namespaces under an init of ours."""
+
+    def __init__(
+        self, identity: Identity, started: Started, entry: Command, *, client: SpawnerClient, groups: Groups
+    ) -> None:
+        super().__init__(identity.sandbox, started.channel, entry)
+        self._client = client
+        self._groups = groups
+        self._group = str(started.facts["group"])
+        self._kills_told = 0
+        started.channel.ask_about_kills(self._ran_out_of_memory)
+
+    async def raise_priority(self) -> None:
+        self._groups.raise_priority(self._group)
+
+    async def usage(self) -> Usage:
+        """What the control group is charged, else PSS."""
+        memory, cpu = self._groups.memory_bytes(self._group), self._groups.cpu_s(self._group)
+        count = self._groups.process_count(self._group)
+        if memory is None or cpu is None or count is None:
+            return await anyio.to_thread.run_sync(tree_usage, self.pid)
+        return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1))
+
+    def _ran_out_of_memory(self) -> bool:
+        kills = self._groups.kills_for_memory(self._group)
+        told, self._kills_told = self._kills_told, kills
+        return kills > told
+
+    async def _remove(self) -> None:
+        await self._client.close(self.id, self._channel)
+
+
+_GUEST_MOUNTS = tuple(
+    Mount(source=folder, target=folder)
+    for folder in (Path(launch.__file__).parent, Path(confine.__file__).parent, GUEST_DIR)
+)
+"""What a preloader and the confinement of its forks are loaded from."""
+
+
+class LocalBackend:
+    """Starts isolated sandboxes; made by `open_local_backend`."""
+
+    def __init__(self, client: SpawnerClient, groups: Groups, *, metadata_blocked: str | None) -> None:
+        """`metadata_blocked` is None if cloud metadata cannot be reached, else why it can."""
+        self._client = client
+        self._groups = groups
+        self._metadata_blocked = metadata_blocked
+        self._privileged = os.geteuid() == 0
+        self._run = Path(client.facts["run"])
+        self._keys = itertools.count(1)
+        self._filters = {
+            profile: base64.b64encode(build_filter(profile, platform.machine())).decode() for profile in SeccompProfile
+        }
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            isolation="namespaces, minimal root, seccomp" + (", id-mapped mounts" if self._privileged else ""),
+            zygotes=True,
+            network=frozenset({Network.NONE, Network.HOST}),
+            limits={"memory", "pids", "cpu"} <= self._groups.controllers,
+            weaker=tuple(self._weaknesses()),
+        )
+
+    def _weaknesses(self) -> list[str]:
+        weaker: list[str] = []
+        if not self._privileged:
+            weaker.append("sandboxes run as the service's own user, who owns what they may write: start as root")
+        missing = sorted({"memory", "pids", "cpu"} - self._groups.controllers)
+        if missing:
+            weaker.append(
+                f"no control group limits {', '.join(missing)}; per-process limits stand in:"
+                " start as root, or have systemd delegate a group (systemd-run --user --scope -p Delegate=yes)"
+            )
+        if self._metadata_blocked is not None:
+            weaker.append(f"network host reaches cloud metadata ({self._metadata_blocked}): use network none")
+        return weaker
+
+    async def prepare(self, template: Template) -> Prepared:
+        """See `Backend.prepare`. If cancelled, nothing is left of it."""
+        if template.preload is None:
+            return await self._build_tree(template, self._plan(template))
+        for_zygote: dict[str, Any] = {**self._plan(template), "overlays": [], "seccomp": self._filters[SeccompProfile.ZYGOTE]}
+        tree = await self._build_tree(template, {**for_zygote, "zygote": True}, extra=_GUEST_MOUNTS)
+        try:
+            identity = Identity(sandbox=SandboxId(f"zygote-{tree.key}"))
+            sandbox = await self._start_cold(tree, identity, background=False)
+        finally:
+            await tree.aclose()
+        return await open_nest(template, template.preload, sandbox, confine=Path(confine.__file__))
+
+    async def _build_tree(self, template: Template, plan: dict[str, Any], extra: tuple[Mount, ...] = ()) -> Tree:
+        key = f"t{next(self._keys)}"
+        await self._client.prepare(key, {"tree": layout.tree_plan(template, extra), "sandbox": plan})
+        return Tree(template, key, self._client)
+
+    def _plan(self, template: Template) -> dict[str, Any]:
+        scratch = template.limits.scratch_bytes
+        return {
+            "home": template.private_home,
+            "network": template.network.value,
+            "scratch_bytes": scratch,
+            "scratch_inodes": None if scratch is None else max(1024, scratch // _BYTES_PER_INODE),
+            "overlays": layout.overlay_targets(template),
+            "within_private": layout.targets_within_private(template),
+            "seccomp": self._filters[SeccompProfile.SANDBOX],
+            "rlimits": self._rlimits(template.limits),
+            "zygote": False,
+        }
+
+    def _rlimits(self, limits: Limits) -> dict[str, int]:
+        chosen = {"CORE": 0}
+        if "memory" not in self._groups.controllers and limits.memory_bytes is not None:
+            chosen["DATA"] = limits.memory_bytes
+        if "pids" not in self._groups.controllers and limits.pids is not None and not self._privileged:
+            chosen["NPROC"] = limits.pids + 1
+        return chosen
+
+    async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> SpawnedSandbox:
+        """See `Backend.start`. If cancelled, nothing is left of the sandbox."""
+        match prepared:
+            case Tree():
+                return await self._start_cold(prepared, identity, background=background)
+            case Nest():
+                return await self._fork(prepared, identity, background=background)
+            case _:
+                raise BackendError(f"{prepared.template.name} was prepared by another backend")
+
+    async def _start_cold(self, tree: Tree, identity: Identity, *, background: bool) -> LocalSandbox:
+        order = {
+            "hostname": identity.hostname,
+            "group_settings": self._groups.settings(tree.template.limits, background=background),
+        }
+        started = await self._client.start(identity.sandbox, tree.key, order)
+        entry = _entry(tree.template, identity)
+        return LocalSandbox(identity, started, entry, client=self._client, groups=self._groups)
+
+    async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
+        entry = _entry(nest.template, identity)
+        group = f"f{next(self._keys)}"
+        joinable = self._groups.make(group, nest.template.limits, background=background)
+        try:
+            plan = {**self._plan(nest.template), "hostname": identity.hostname}
+            fork = await nest.fork(self._client, entry, plan=plan, plan_fds={"cgroup_fds": joinable})
+        except BaseException:
+            self._groups.remove(group)
+            raise
+        finally:
+            for descriptor in joinable:
+                os.close(descriptor)
+        return ForkedSandbox(
+            identity.sandbox,
+            fork,
+            entry,
+            nest=nest,
+            raise_priority=lambda: self._groups.raise_priority(group),
+            clean_up=lambda: self._groups.remove(group),
+        )
+
+    async def leftovers(self) -> Leftovers:
+        """Count what the spawner has started (parked processes apart), and what is on disk."""
+        counted = await self._client.count()
+        folders = [entry for entry in self._run.iterdir() if entry.is_dir() and entry.name != _STAGING]
+        return Leftovers(
+            processes=counted["processes"], cgroups=self._groups.count() - counted["parked"], directories=len(folders)
+        )
+
+
+@asynccontextmanager
+async def open_local_backend(state_dir: Path) -> AsyncGenerator[LocalBackend]:
+    """Run the local backend; what it keeps on disk is below `state_dir`.
+
+    On leaving, every sandbox has ended and nothing of it is left.
+
+    Raises:
+        BackendUnavailable: This machine or this user cannot make namespaces; the message says which.
+    """
+    places = find_places()
+    settings: dict[str, Any] = {
+        "base": str(state_dir / "local"),
+        "cgroups": [str(place.folder) for place in places],
+        "privileged": os.geteuid() == 0,
+    }
+    async with open_spawner(_KIND, settings) as client:
+        groups = Groups(places, client.facts["cgroups"])
+        unified = [Path(f) for p, f in zip(places, client.facts["cgroups"], strict=True) if p.version == 2]
+        yield LocalBackend(client, groups, metadata_blocked=_block_metadata(unified))
+
+
+def _block_metadata(unified: list[Path]) -> str | None:
+    if not unified:
+        return "no cgroup v2 that we may write to"
+    try:
+        metadata_block.attach(unified[0])
+    except BackendUnavailable as error:
+        return str(error)
+    return None
+
+
+def _entry(template: Template, identity: Identity) -> Command:
+    command = template.command
+    own: Mapping[str, str] = {"HOME": template.private_home}
+    return Command(
+        argv=command.argv, env={**command.env, **identity.env, **own}, cwd=command.cwd or template.private_home
+    )

@@ -1,0 +1,258 @@
+"""Sandboxes in namespaces: what the spawner does for the local backend.
+
+Attaching a process to a control group takes 7 ms when the machine has been quiet (the
+kernel waits for every CPU to notice), but nothing says that it must be done when a
+sandbox is wanted. So a few processes are *parked*: each is the first process of new PID,
+IPC and UTS namespaces and sits in its control groups already, waiting for an order. An
+order names a template; the parked process then takes the template's mounts, lays its
+private parts over them, drops everything it could do, and serves as the sandbox's init.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+from typing import Any, NoReturn
+
+from headstart.backends.local.guest import lockdown, private, tree, userns
+from headstart.backends.spawner.guest import runs, syscalls
+from headstart.backends.spawner.guest.init import Init, reset_signals
+from headstart.backends.spawner.guest.wire import PeerGone, Wire
+
+__all__ = ["LocalKind", "make_kind"]
+
+_PARKED = 3
+_GROUP_RETRY_S = 0.002
+_NAMESPACES = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+
+
+class _Parked:
+    """A process that waits to become a sandbox."""
+
+    def __init__(self, pid: int, wire: Wire, group: str) -> None:
+        self.pid = pid
+        self.wire = wire
+        self.group = group
+
+
+class _Template:
+    def __init__(self, mounts: int, plan: dict[str, Any]) -> None:
+        self.mounts = mounts
+        self.plan = plan
+
+
+class LocalKind:
+    """Templates, parked processes and control groups of one spawner.
+
+    Args:
+        settings: `base` (folder for runs), `cgroups` (list of folders in which to make the
+            run's own group; may be empty), `privileged` (whether we are root).
+    """
+
+    grace_s = 0.0
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._run = runs.Run(settings["base"])
+        self._staging = self._run.path + "/staging"
+        os.mkdir(self._staging, 0o700)
+        self._privileged: bool = settings["privileged"]
+        self._groups = self._make_groups(settings["cgroups"])
+        if self._privileged:
+            self._userns = userns.make(userns.map_shift(), userns.map_shift())
+        else:
+            userns.become_root_of_own()
+            self._userns = -1
+        # Whoever holds the read end sees end of file when this process is gone, however it went.
+        self._lifeline, self._held = os.pipe2(os.O_CLOEXEC)
+        self._templates: dict[str, _Template] = {}
+        self._parked: list[_Parked] = []
+        self._in_group: dict[int, str] = {}  # init → its group
+        self._doomed: dict[int, str] = {}  # init that has ended → its group, which is to be removed
+        self._made_groups = 0
+        self.facts: dict[str, Any] = {"run": self._run.path, "cgroups": self._groups}
+
+    def _make_groups(self, parents: list[str]) -> list[str]:
+        groups = [f"{parent}/headstart-{self._run.name}" for parent in parents]
+        for group in groups:
+            self._run.note_cgroup(group)
+            os.mkdir(group, 0o755)
+        return groups
+
+    # ------------------------------------------------------------ templates
+
+    def prepare(self, template: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """Build the template's tree in a child and keep its mount namespace."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        pid = syscalls.clone(syscalls.CLONE_NEWNS)
+        if pid == 0:
+            self._build_tree(plan, write_end, read_end)
+        os.close(write_end)
+        try:
+            with open(read_end, "rb", closefd=False) as told:
+                outcome = json.loads(told.readline() or b'{"error": "building the file tree ended early"}')
+            if "error" in outcome:
+                raise OSError(outcome["error"])
+            mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(read_end)
+        self._templates[template] = _Template(mounts, plan["sandbox"])
+        return {"notes": outcome["notes"]}
+
+    def _build_tree(self, plan: dict[str, Any], told: int, read_end: int) -> NoReturn:
+        try:
+            os.close(read_end)
+            try:
+                outcome: dict[str, Any] = {
+                    "notes": tree.build_and_enter(self._staging, plan["tree"], idmap=self._privileged)
+                }
+            except OSError as error:
+                outcome = {"error": str(error)}
+            os.write(told, json.dumps(outcome).encode() + b"\n")
+            signal.pause()  # until killed: the namespace is open then
+        finally:
+            os._exit(0)
+
+    def release(self, template: str) -> None:
+        known = self._templates.pop(template, None)
+        if known is not None:
+            os.close(known.mounts)
+
+    # ------------------------------------------------------------ sandboxes
+
+    def start(self, template: str, order: dict[str, Any], control: int) -> tuple[int, dict[str, Any]]:
+        known = self._templates[template]
+        parked = self._take_parked()
+        parked.wire.send_with({**known.plan, **order}, [control, known.mounts])
+        parked.wire.close()
+        self._in_group[parked.pid] = parked.group
+        return parked.pid, {"group": parked.group}
+
+    def _take_parked(self) -> _Parked:
+        if not self._parked:
+            self._park()
+        return self._parked.pop(0)
+
+    def _park(self) -> None:
+        self._made_groups += 1
+        group = str(self._made_groups)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = syscalls.clone(_NAMESPACES)
+        if pid == 0:
+            _be_parked(theirs, group=group, kind=self)
+        theirs.close()
+        self._parked.append(_Parked(pid, Wire(ours), group))
+
+    def close_foreign_descriptors(self, mine: int) -> None:
+        """Close what a parked process inherited and does not need."""
+        keep = [0, 1, 2, mine, self._lifeline] + ([self._userns] if self._privileged else [])
+        syscalls.close_all_descriptors_except(keep)
+
+    def join_groups(self, group: str) -> None:
+        """Put the calling process into the run's groups of this name, and make them its root."""
+        for base in self._groups:
+            os.mkdir(f"{base}/{group}", 0o755)
+            _write(f"{base}/{group}/cgroup.procs", "0")
+        if self._groups:
+            syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+
+    def become_sandbox(self, order: dict[str, Any], control: int, mounts: int, group: str) -> NoReturn:
+        """Turn the calling parked process into the init of a sandbox; it never returns."""
+        wire = Wire(socket.socket(fileno=os.dup(control)))
+        try:
+            init = Init(control, ends_with_namespace=True, lifeline=self._lifeline, limits=order["rlimits"])
+            self._confine(order, mounts, group)
+            init.let_go_of_everything_else()
+        except OSError as error:
+            wire.send({"event": "broken", "error": f"the sandbox could not be built: {error}"})
+            os._exit(70)
+        init.serve()
+
+    def _confine(self, order: dict[str, Any], mounts: int, group: str) -> None:
+        for base, name, value in order["group_settings"]:
+            _write(f"{base}/{group}/{name}", value)
+        syscalls.setns(mounts, syscalls.CLONE_NEWNS)
+        network = syscalls.CLONE_NEWNET if order["network"] == "none" else 0
+        syscalls.unshare(syscalls.CLONE_NEWNS | network)
+        owner = userns.FIRST_ID + userns.SANDBOX_ID
+        private.lay_private_parts(order, owner=(owner, owner) if self._privileged else None, masked=not order["zygote"])
+        if network:
+            private.bring_up_loopback()
+        socket.sethostname(order["hostname"])
+        if self._privileged:
+            syscalls.setns(self._userns, syscalls.CLONE_NEWUSER)
+            lockdown.become(userns.SANDBOX_ID, userns.SANDBOX_ID)
+        else:
+            private.drop_host_proc()
+            userns.enter_own()
+        lockdown.lock_down(order, dies_with_parent=True)
+
+    def ended(self, pid: int) -> None:
+        group = self._in_group.pop(pid, None)
+        if group is not None:
+            self._doomed[pid] = group
+            self._remove_doomed()
+
+    def owns(self, pid: int) -> bool:
+        return any(parked.pid == pid for parked in self._parked)
+
+    def tend(self) -> float | None:
+        """Park one process if some are missing; remove the groups of ended sandboxes."""
+        if len(self._parked) < _PARKED:
+            self._park()
+        self._remove_doomed()
+        if len(self._parked) < _PARKED:
+            return 0.0
+        return _GROUP_RETRY_S if self._doomed else None
+
+    def is_clean(self, pid: int) -> bool:
+        return pid not in self._doomed
+
+    def _remove_doomed(self) -> None:
+        """Try each once; a group stays busy for a moment after its last process has gone."""
+        self._doomed = {pid: group for pid, group in self._doomed.items() if not self._remove_group(group)}
+
+    def _remove_group(self, group: str) -> bool:
+        removed = [runs.remove_cgroup(f"{base}/{group}", patience_s=0.0) for base in self._groups]
+        return all(removed)
+
+    def close(self) -> None:
+        for template in list(self._templates):
+            self.release(template)
+        self._run.remove()
+
+
+def _be_parked(theirs: socket.socket, *, group: str, kind: LocalKind) -> NoReturn:
+    """Wait for an order as the first process of new namespaces."""
+    try:
+        reset_signals()
+        syscalls.set_title("headstart-init")
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        mine = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 64)
+        kind.close_foreign_descriptors(mine)
+        kind.join_groups(group)
+        sock = socket.socket(fileno=mine)
+        order, (control, mounts) = Wire(sock).wait()
+        sock.close()
+        kind.become_sandbox(order, control, mounts, group)
+    except PeerGone:
+        pass  # the spawner has ended
+    finally:
+        os._exit(70)
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def make_kind(settings: dict[str, Any]) -> LocalKind:
+    """Make the kind; see `LocalKind`."""
+    return LocalKind(settings)
