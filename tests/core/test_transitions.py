@@ -58,13 +58,20 @@ def test_the_first_call_of_a_session_is_a_transition_from_the_start() -> None:
 
 
 def test_staying_is_part_of_the_distribution_and_never_proposed() -> None:
-    predictor = TransitionPredictor()
+    predictor = TransitionPredictor(PricedPolicy(horizon=1))
     _calls(predictor, "aaaaaaab")
     _calls(predictor, "a")
     assert set(_proposed(predictor, "ab")) == {"b"}
     assert _proposed(predictor, "ab")["b"] < 0.3
     stay = predictor.probability(principal=ME, session=S, resource=ResourceId("a"), servers=2)
     assert stay + _proposed(predictor, "ab")["b"] == pytest.approx(1.0)
+
+
+def test_a_successor_may_come_after_the_session_has_stayed_for_some_calls() -> None:
+    row = Row(counts={ResourceId("a"): 50.0, ResourceId("b"): 50.0}, total=100.0)
+    policy = PricedPolicy(alpha=0.0, horizon=3)
+    [best] = policy.choose(ResourceId("a"), session=Row(), principal=row, start_s=_start_s("a", "b"))
+    assert best.probability == pytest.approx(0.5 + 0.25 + 0.125)
 
 
 def test_a_new_session_begins_with_its_principals_habits_and_grows_its_own() -> None:
@@ -96,7 +103,7 @@ def test_probabilities_of_all_servers_sum_to_one() -> None:
 
 
 def test_choosing_and_asking_agree() -> None:
-    predictor = TransitionPredictor(PricedPolicy(limit=9, floor=0.0))
+    predictor = TransitionPredictor(PricedPolicy(horizon=1, limit=9, floor=0.0))
     _calls(predictor, "abcacbaabcabda")
     for name, probability in _proposed(predictor, "abcd").items():
         asked = predictor.probability(principal=ME, session=S, resource=ResourceId(name), servers=4)
