@@ -28,6 +28,8 @@ _JUDGED_AFTER_S: Final = 120.0
 """How long a word may take to come true: longer than any bet runs, so that a predictor whose
 leads are longer than its bets is found out, and its bets run longer from then on."""
 
+_CERTAIN: Final = 0.9
+
 _MOST_RECORDS: Final = 4_096
 """Predictors times principals remembered; the one least recently made goes first."""
 
@@ -104,8 +106,13 @@ class Bookmaker:
             expires_s=bet.expires_s,
         )
 
-    def reserve(self, stake: Stake, now_s: float, *, memory_bytes: int, cpu_s: float) -> Refusal | None:
-        """Set aside what the bet may waste, or say what forbids it."""
+    def reserve(self, stake: Stake, now_s: float, *, memory_bytes: int) -> Refusal | None:
+        """Set aside what the bet may waste, or say what forbids it.
+
+        One that is all but certain sets aside what it wastes on average: it must not be
+        shut out by guesses that are still open, or its agent would wait for no gain.
+        """
+        cpu_s = _at_risk(stake, stake.bet.waste_cpu_s)
         return self._budget.reserve(stake.id, at_s=now_s, memory_bytes=memory_bytes, cpu_s=cpu_s)
 
     def refused(self, bet: Bet, reason: Refusal) -> None:
@@ -122,7 +129,8 @@ class Bookmaker:
         """A staked start turned out to cost this; False if the budget cannot bear it."""
         if not self._budget.holds(stake.id):
             return True
-        return self._budget.revise(stake.id, at_s=now_s, memory_bytes=memory_bytes, cpu_s=cpu_s) is None
+        at_risk_s = _at_risk(stake, cpu_s)
+        return self._budget.revise(stake.id, at_s=now_s, memory_bytes=memory_bytes, cpu_s=at_risk_s) is None
 
     def won(self, fact: StakeWon) -> None:
         """A call came for it."""
@@ -201,3 +209,7 @@ class Bookmaker:
             if len(self._records) > _MOST_RECORDS:
                 del self._records[next(iter(self._records))]
         return record
+
+
+def _at_risk(stake: Stake, cpu_s: float) -> float:
+    return cpu_s * (1.0 - stake.probability) if stake.probability >= _CERTAIN else cpu_s

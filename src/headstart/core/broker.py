@@ -271,9 +271,11 @@ class Broker:
         return self._consider(self._foresight.from_stream(event, belonging)) if self._predictive else []
 
     def _foresee_from_history(self, event: GenerationStarted, belonging: Belonging) -> list[Instruction]:
-        track = belonging.session or belonging.kin
+        track = belonging.session
         if track is None and event.turn:
-            return []  # somewhere in its middle, and nobody knows where
+            track = belonging.kin
+            if track is None:
+                return []  # somewhere in its middle, and nobody knows where
         return self._foresee_next(
             belonging.principal, belonging.session, belonging.session or belonging.conversation, track=track
         )
@@ -411,7 +413,7 @@ class Broker:
         if not self._pool.has_room(stake):
             return Refusal.POOL_MEMORY
         memory_bytes = self._pool.estimate(bet.principal, bet.resource).memory_bytes
-        return self._books.reserve(stake, self._now_s, memory_bytes=memory_bytes, cpu_s=bet.waste_cpu_s) or stake
+        return self._books.reserve(stake, self._now_s, memory_bytes=memory_bytes) or stake
 
     def _check_cost(self, event: SandboxBecameReady) -> list[Instruction]:
         """A staked start that cost more than may be wasted is stopped."""

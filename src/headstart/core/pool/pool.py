@@ -25,7 +25,6 @@ from headstart.core.events import (
     CallAbandoned,
     CallArrived,
     CallReturned,
-    Cause,
     DrainRequested,
     Event,
     GrantLease,
@@ -57,6 +56,7 @@ from headstart.core.pool.facts import PoolFact, SandboxFellIdle
 from headstart.core.pool.inventory import Inventory
 from headstart.core.pool.placements import Placements
 from headstart.core.pool.policy import Mode, PoolPolicy
+from headstart.core.pool.provision import Provision
 from headstart.core.pool.restarts import Restarts
 from headstart.core.pool.sandboxes import Happening, Sandbox, SandboxState, Stake
 from headstart.core.pool.servers import Servers
@@ -80,7 +80,6 @@ class Pool:
 
     def __init__(self, policy: PoolPolicy, ids: IdSource, estimates: Estimates) -> None:
         self._policy = policy
-        self._ids = ids
         self._estimates = estimates
         self._servers = Servers(estimates, memory_bytes=policy.memory_bytes)
         self._inventory = Inventory()
@@ -89,6 +88,14 @@ class Pool:
         self._book = CallBook()
         self._restarts = Restarts(
             first_s=policy.backoff_s, cap_s=policy.backoff_cap_s, forgiven_after_s=policy.forgiven_after_s
+        )
+        self._provision = Provision(
+            policy=policy,
+            ids=ids,
+            servers=self._servers,
+            inventory=self._inventory,
+            restarts=self._restarts,
+            deadlines=self._deadlines,
         )
         self._placements = Placements(
             policy=policy,
@@ -106,7 +113,6 @@ class Pool:
             evict=lambda each: self._stop(each, StopReason.EVICTED),
             start=self._start,
         )
-        self._refill_s: dict[tuple[PrincipalId, ResourceId], float] = {}
         self._out: list[Instruction] = []
         self._draining = False
         self._now_s = float("-inf")
@@ -160,11 +166,8 @@ class Pool:
 
     def next_deadline_s(self) -> float | None:
         """Return when `TimerFired` is wanted next, or None."""
-        dues = [*self._refill_s.values()]
-        deadline_s = self._deadlines.next_s()
-        if deadline_s is not None:
-            dues.append(deadline_s)
-        return min(dues, default=None)
+        dues = (self._deadlines.next_s(), self._provision.next_refill_s())
+        return min((due_s for due_s in dues if due_s is not None), default=None)
 
     @property
     def inventory(self) -> Inventory:
@@ -233,9 +236,7 @@ class Pool:
 
     def place(self, stake: Stake) -> list[Instruction]:
         """Queue the start that an admitted bet is on, at predicted priority."""
-        sandbox = self._servers.sandbox_for_stake(stake, sandbox_id=self._new_id(), now_s=self._now_s)
-        self._inventory.add(sandbox, note=f"bet by {stake.bet.predictor}: {stake.bet.because}")
-        self._deadlines.set(sandbox, stake.expires_s)
+        self._provision.place(stake, self._now_s)
         return self._settle()
 
     def keep(self, sandbox: SandboxId, stake: Stake) -> None:
@@ -264,13 +265,12 @@ class Pool:
 
     def _registered(self, event: ResourceRegistered) -> None:
         self._servers.register(event)
-        self._refill(event)
+        self._provision.refill(event, self._now_s)
 
     def _withdrawn(self, event: ResourceWithdrawn) -> None:
         if not self._servers.withdraw(event.principal, event.resource):
             return
         self._restarts.forget(event.principal, event.resource)
-        self._refill_s.pop((event.principal, event.resource), None)
         for sandbox in self._inventory.of(event.principal, event.resource):
             for call in self._waiting(sandbox):
                 self._refuse(call, refusals.unknown_resource(call.id, event.resource))
@@ -280,21 +280,7 @@ class Pool:
         session = self._book.open(event)
         if self._policy.mode in {Mode.EAGER, Mode.RESERVED} and not self._draining:
             for resource in event.resources:
-                self._provide(session, resource)
-
-    def _provide(self, session: OpenSession, resource: ResourceId) -> None:
-        """Give a session a server before it asks, as eager and reserved modes do."""
-        spec = self._servers.find(session.principal, resource)
-        if spec is None or spec.remote or self._owned(session, spec) is not None:
-            return
-        if self._restarts.wait_s(session.principal, resource, self._now_s) > 0.0 or self._servers.never_fits(spec):
-            return  # the first call is told why
-        found = self._pick(session, spec)
-        if found is None:
-            self._add_for(session, spec, priority=Priority.CONFIGURED, because=f"{self._policy.mode.value} pool")
-        else:
-            found.by_mode = True
-            self._claim(found, session, spec, call=None)
+                self._provision.provide(session, resource, self._now_s)
 
     def _session_closed(self, event: SessionClosed) -> None:
         session = self._book.close(event.session)
@@ -303,7 +289,7 @@ class Pool:
         for call_id in session.calls:
             self._end_call_of_closed(session, call_id)
         for spec in self._servers.of(session.principal):
-            owned = self._owned(session, spec)
+            owned = self._provision.owned(session, spec)
             if owned is not None and spec.shared:
                 owned.stateful_for.pop(session.id, None)
                 self._maybe_idle(owned)
@@ -317,7 +303,7 @@ class Pool:
     def _drain(self) -> None:
         """Refuse who waits, stop what is idle; what answers calls stops when they are answered."""
         self._draining = True
-        self._refill_s.clear()
+        self._provision.close()
         for sandbox in self._inventory:
             for call in self._waiting(sandbox):
                 self._refuse(call, refusals.draining(call.id))
@@ -346,11 +332,7 @@ class Pool:
             self._find_sandbox(self._book.add(event), session, spec)
 
     def _find_sandbox(self, call: Call, session: OpenSession, spec: ResourceRegistered) -> None:
-        sandbox = self._owned(session, spec)
-        if sandbox is None:
-            sandbox = self._pick(session, spec)
-            if sandbox is not None:
-                self._claim(sandbox, session, spec, call=call)
+        sandbox = self._provision.obtain(session, spec, call=call, now_s=self._now_s)
         if sandbox is None:
             wait_s = self._restarts.wait_s(session.principal, spec.resource, self._now_s)
             if wait_s > 0.0:
@@ -365,7 +347,7 @@ class Pool:
                 )
                 self._refuse(call, refusal)
                 return
-            sandbox = self._add_for(session, spec, priority=Priority.CLAIMED, because="called")
+            sandbox = self._provision.add(session, spec, priority=Priority.CLAIMED, because="called", now_s=self._now_s)
         self._attach(call, sandbox)
 
     def _attach(self, call: Call, sandbox: Sandbox) -> None:
@@ -444,58 +426,6 @@ class Pool:
         found = (self._book.call(call) for call in sandbox.waiting)
         return [call for call in found if call is not None]
 
-    # ------------------------------------------------------------ choosing and adding sandboxes
-
-    def _owned(self, session: OpenSession, spec: ResourceRegistered) -> Sandbox | None:
-        return self._inventory.claimed_by(session.principal, spec.resource, None if spec.shared else session.id)
-
-    def _pick(self, session: OpenSession, spec: ResourceRegistered) -> Sandbox | None:
-        """Choose among the unclaimed: the one that is warm first, and among those the session's own."""
-        shelf = self._inventory.shelf(session.principal, spec.resource)
-        order = (SandboxState.READY, SandboxState.STARTING, SandboxState.QUEUED)
-        return min(
-            (each for each in shelf if each.may_be_claimed_by(session.id)),
-            key=lambda each: (
-                order.index(each.state),
-                each.stake is None or each.stake.backer != session.id,
-                each.created_s if each.started_s is None else each.started_s,
-            ),
-            default=None,
-        )
-
-    def _claim(self, sandbox: Sandbox, session: OpenSession, spec: ResourceRegistered, *, call: Call | None) -> None:
-        self._inventory.claim(sandbox, session.id, call=call.id if call else None, at_s=self._now_s)
-        self._deadlines.set(sandbox, None)
-        self._refill(spec)
-
-    def _add_for(self, session: OpenSession, spec: ResourceRegistered, *, priority: Priority, because: str) -> Sandbox:
-        sandbox = self._servers.sandbox_for_session(
-            spec, session.id, sandbox_id=self._new_id(), priority=priority, because=because, now_s=self._now_s
-        )
-        self._inventory.add(sandbox, note=because)
-        return sandbox
-
-    def _refill(self, spec: ResourceRegistered) -> None:
-        """Keep the reserved sets complete."""
-        if self._policy.mode is not Mode.RESERVED or self._draining or self._servers.never_fits(spec):
-            return
-        if spec.remote or spec.shared or spec.session_specific:
-            return
-        wait_s = self._restarts.wait_s(spec.principal, spec.resource, self._now_s)
-        if wait_s > 0.0:
-            self._refill_s[spec.principal, spec.resource] = self._now_s + wait_s
-            return
-        for _ in range(self._policy.reserved_sets - len(self._inventory.shelf(spec.principal, spec.resource))):
-            cause = Cause(because="reserved set")
-            sandbox = self._servers.sandbox(
-                spec, sandbox_id=self._new_id(), priority=Priority.CONFIGURED, cause=cause, now_s=self._now_s
-            )
-            sandbox.by_mode = True
-            self._inventory.add(sandbox, note="reserved set")
-
-    def _new_id(self) -> SandboxId:
-        return SandboxId(self._ids.new("sbx"))
-
     # ------------------------------------------------------------ what sandboxes tell
 
     def _start(self, sandbox: Sandbox) -> None:
@@ -565,7 +495,7 @@ class Pool:
                 self._stop(sandbox, StopReason.UNWANTED)
         spec = self._servers.find(failed.principal, failed.resource)
         if spec is not None:
-            self._refill(spec)
+            self._provision.refill(spec, self._now_s)
 
     def _stopped(self, event: SandboxStopped) -> None:
         sandbox = self._inventory.expect(event.sandbox, "SandboxStopped")
@@ -642,11 +572,7 @@ class Pool:
         """Do what time and room allow, and hand over the instructions."""
         for sandbox in self._deadlines.due(self._now_s):
             self._came_due(sandbox)
-        for key in [key for key, due_s in self._refill_s.items() if due_s <= self._now_s]:
-            del self._refill_s[key]
-            spec = self._servers.find(*key)
-            if spec is not None:
-                self._refill(spec)
+        self._provision.refill_due(self._now_s)
         for sandbox in self._starts.pump(self._now_s):
             if sandbox.blocked_since_s is None:
                 sandbox.blocked_since_s = self._now_s
