@@ -84,7 +84,7 @@ async def open_proxy(  # noqa: PLR0913 - a composition root passes what the prox
             yield proxy
         finally:
             proxy.close()
-            reader.drain()
+            reader.close()
             group.cancel_scope.cancel()
 
 

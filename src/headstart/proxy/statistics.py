@@ -11,6 +11,8 @@ __all__ = ["ProxyStatistics", "Tally", "UnreadCount", "route_label"]
 MAX_LABELS = 64
 """Paths are the client's to choose; beyond this many, they are counted together."""
 
+_WORD = re.compile("[a-z_]{1,32}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadCount:
@@ -94,7 +96,10 @@ class Tally:
 
 
 def route_label(method: str, path: str) -> str:
-    """Name a route without what clients put into it: `GET /files/file-123` is `GET /files/…`."""
-    words = re.findall(r"/([a-z_]{1,32})(?=/|$)", path)
-    kept = "".join(f"/{word}" for word in words[:2]) or "/"
-    return f"{method} {kept}" + ("" if kept in (path, "/") else "/…")
+    """Name a route without what clients put into it.
+
+    >>> route_label("GET", "/files/file-123/content")
+    'GET /files/…/content'
+    """
+    kept = [part if _WORD.fullmatch(part) else "…" for part in path.strip("/").split("/")[:3]]
+    return f"{method} /" + "/".join(kept)

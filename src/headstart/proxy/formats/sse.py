@@ -57,7 +57,7 @@ class SseParser:
         lines = [b"".join(self._line), *rest]
         self._line = [lines.pop()]
         events = [event for event in map(self._take_line, lines) if event is not None]
-        self._held_bytes = len(self._line[0]) + sum(map(len, self._data))
+        self._held_bytes = len(self._line[0]) + sum(map(len, self._data)) + len(self._data)
         return events
 
     def _with_plain_line_ends(self, chunk: bytes) -> bytes:

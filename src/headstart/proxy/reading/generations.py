@@ -174,6 +174,7 @@ class ModelReader:
         self._ids = ids
         self._tally = tally
         self._queue: deque[tuple[_Parsing, float, _Note, int]] = deque()
+        self._under_way: dict[_Parsing, None] = {}
         self._wake = asyncio.Event()
         self.queued_bytes = 0
 
@@ -192,7 +193,7 @@ class ModelReader:
         self._wake.set()
 
     async def run(self) -> None:
-        """Read for ever. Cancelling loses only what was not read yet; `drain` reads that."""
+        """Read for ever. Cancelling loses only what was not read yet; `close` reads that."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -200,8 +201,15 @@ class ModelReader:
                 await asyncio.sleep(PAUSE_S)
                 self._read_batch()
 
+    def close(self) -> None:
+        """Read everything that is there, and end what was cut off by the end of the service."""
+        self.drain()
+        for parsing in tuple(self._under_way):
+            self.put(parsing, self._clock.monotonic_s(), GenerationOutcome.UPSTREAM_FAILED, 0)
+        self.drain()
+
     def drain(self) -> None:
-        """Read everything that is there, at the end."""
+        """Read everything that is there."""
         while self._queue:
             self._read_batch()
 
@@ -214,6 +222,10 @@ class ModelReader:
             self.queued_bytes -= size
             for event in parsing.take(note, at_s):
                 self._observe(event)
+            if parsing.ended:
+                self._under_way.pop(parsing, None)
+            else:
+                self._under_way[parsing] = None
             if perf_counter() >= deadline_s:
                 return
 
@@ -232,11 +244,11 @@ class _Parsing:
         self._decoder: Decoder | None = None
         self._response: ResponseReader | None = None
         self._failed_status = False
-        self._ended = False
+        self.ended = False
 
     def take(self, note: _Note, at_s: float) -> Iterable[ModelEvent]:
         """Turn what forwarding told into events; whatever goes wrong ends the generation UNREADABLE."""
-        if self._ended:
+        if self.ended:
             return ()
         try:
             return self._read(note, at_s)
@@ -319,7 +331,7 @@ class _Parsing:
         return (self._end(GenerationOutcome.UNREADABLE, at_s),)
 
     def _end(self, outcome: GenerationOutcome, at_s: float) -> ModelEvent:
-        self._ended = True
+        self.ended = True
         if outcome is not GenerationOutcome.UNREADABLE:
             self._tally.read += 1
         tokens = None if self._response is None else self._response.output_tokens

@@ -1,0 +1,211 @@
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from headstart.clock import ManualClock
+from headstart.core.stream import (
+    GenerationEnded,
+    GenerationOutcome,
+    GenerationStarted,
+    ModelEvent,
+    TextArrived,
+)
+from headstart.ids import GenerationId, PrincipalId, SequentialIds
+from headstart.proxy.formats import ChatCompletions, RequestFacts, ResponseReader
+from headstart.proxy.headers import Header
+from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits
+from headstart.proxy.statistics import ProxyStatistics, Tally
+
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+SSE: list[Header] = [(b"Content-Type", b"text/event-stream")]
+
+
+class Bench:
+    """A reader whose task does not run: tests decide when it reads."""
+
+    def __init__(self, **limits: int) -> None:
+        self.events: list[ModelEvent] = []
+        self.first_event = anyio.Event()
+        self.tally = Tally()
+        self.clock = ManualClock(monotonic_s=5.0)
+        self.reader = ModelReader(
+            self._observe,
+            clock=self.clock,
+            ids=SequentialIds(),
+            tally=self.tally,
+            limits=ReadingLimits(**limits),
+        )
+
+    def _observe(self, event: ModelEvent) -> None:
+        self.events.append(event)
+        self.first_event.set()
+
+    def open(self, *, body: bytes = b"{}", headers: Sequence[Header] = ()) -> GenerationReading:
+        reading = self.reader.open(ChatCompletions(), route="POST /chat/completions", at_s=1.0)
+        reading.request_bytes(body)
+        reading.request_complete(session=None, principal=PrincipalId("p"), headers=headers)
+        return reading
+
+    def ended(self) -> GenerationOutcome:
+        last = self.events[-1]
+        assert isinstance(last, GenerationEnded)
+        assert sum(isinstance(event, GenerationEnded) for event in self.events) == 1
+        return last.outcome
+
+    def told(self) -> ProxyStatistics:
+        return self.tally.snapshot(queued_bytes=self.reader.queued_bytes)
+
+
+def test_a_generation_is_read_from_request_to_end_with_the_times_of_its_bytes() -> None:
+    bench = Bench()
+    reading = bench.open()
+    reading.response_started(2.0, status=200, headers=SSE)
+    reading.response_bytes(3.0, CHUNK)
+    reading.response_bytes(4.0, DONE)
+    reading.ended(5.0, GenerationOutcome.COMPLETED)
+    bench.reader.drain()
+    generation = GenerationId("gen_1")
+    assert bench.events[1:] == [
+        TextArrived(at_s=3.0, generation=generation, text="hi"),
+        GenerationEnded(at_s=4.0, generation=generation, outcome=GenerationOutcome.COMPLETED),
+    ]
+    assert isinstance(bench.events[0], GenerationStarted)
+    assert bench.events[0].at_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (GenerationOutcome.COMPLETED, GenerationOutcome.COMPLETED),
+        (GenerationOutcome.UPSTREAM_FAILED, GenerationOutcome.UPSTREAM_FAILED),
+        (GenerationOutcome.CLIENT_LEFT, GenerationOutcome.CLIENT_LEFT),
+    ],
+)
+def test_without_done_the_exchange_says_how_it_ended(outcome: GenerationOutcome, expected: GenerationOutcome) -> None:
+    bench = Bench()
+    reading = bench.open()
+    reading.response_started(2.0, status=200, headers=SSE)
+    reading.response_bytes(3.0, CHUNK)
+    reading.ended(5.0, outcome)
+    bench.reader.drain()
+    assert bench.ended() is expected
+
+
+def test_an_error_response_is_the_upstreams_failure() -> None:
+    bench = Bench()
+    reading = bench.open()
+    reading.response_started(2.0, status=429, headers=[(b"content-type", b"application/json")])
+    reading.response_bytes(3.0, b'{"error":{}}')
+    reading.ended(5.0, GenerationOutcome.COMPLETED)
+    bench.reader.drain()
+    assert bench.ended() is GenerationOutcome.UPSTREAM_FAILED
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "reason"),
+    [
+        (SSE, b"data: {\n\n", "not JSON"),
+        ([(b"content-type", b"text/html")], b"<p>", "text/html"),
+        ([*SSE, (b"content-encoding", b"br")], b"x", "'br'"),
+        ([*SSE, (b"content-encoding", b"gzip")], b"no gzip", "header"),
+    ],
+)
+def test_what_cannot_be_read_ends_unreadable_and_is_counted(headers: list[Header], body: bytes, reason: str) -> None:
+    bench = Bench()
+    reading = bench.open()
+    reading.response_started(2.0, status=200, headers=headers)
+    reading.response_bytes(3.0, body)
+    reading.response_bytes(4.0, DONE)
+    reading.ended(5.0, GenerationOutcome.COMPLETED)
+    bench.reader.drain()
+    assert bench.ended() is GenerationOutcome.UNREADABLE
+    (unread,) = bench.told().unread
+    assert reason in unread.reason
+    assert (unread.route, unread.count, bench.told().read) == ("POST /chat/completions", 1, 0)
+
+
+def test_when_the_queue_is_full_the_generation_is_dropped_and_others_are_read() -> None:
+    bench = Bench(queued_bytes=200)
+    slow, quick = bench.open(), bench.open()
+    for reading in (slow, quick):
+        reading.response_started(2.0, status=200, headers=SSE)
+    for _ in range(1_000):
+        slow.response_bytes(3.0, CHUNK)
+    assert bench.reader.queued_bytes <= 200
+    bench.reader.drain()
+    quick.response_bytes(4.0, CHUNK + DONE)
+    slow.ended(5.0, GenerationOutcome.COMPLETED)
+    quick.ended(5.0, GenerationOutcome.COMPLETED)
+    bench.reader.drain()
+    outcomes = {event.generation: event.outcome for event in bench.events if isinstance(event, GenerationEnded)}
+    assert outcomes == {"gen_1": GenerationOutcome.UNREADABLE, "gen_2": GenerationOutcome.COMPLETED}
+    assert [one.reason for one in bench.told().unread] == ["reading fell behind"]
+    assert bench.reader.queued_bytes == 0
+
+
+def test_a_request_too_large_to_copy_still_starts_a_generation_that_is_read() -> None:
+    bench = Bench(request_bytes=100)
+    reading = bench.open(body=b"x" * 101)
+    reading.response_started(2.0, status=200, headers=SSE)
+    reading.response_bytes(3.0, CHUNK + DONE)
+    bench.reader.drain()
+    assert bench.ended() is GenerationOutcome.COMPLETED
+    assert [one.reason for one in bench.told().unread] == ["request too large to read"]
+
+
+def test_a_request_that_never_was_whole_says_nothing() -> None:
+    bench = Bench()
+    reading = bench.reader.open(ChatCompletions(), route="", at_s=1.0)
+    reading.request_bytes(b"{")
+    reading.ended(2.0, GenerationOutcome.CLIENT_LEFT)
+    bench.reader.drain()
+    assert bench.events == []
+
+
+def test_session_headers_are_hints_and_credentials_are_nowhere() -> None:
+    bench = Bench()
+    headers = [(b"x-session-id", b"s7"), (b"authorization", b"Bearer top-secret"), (b"x-api-key", b"top-secret")]
+    reading = bench.open(headers=headers)
+    bench.reader.drain()
+    (started,) = bench.events
+    assert isinstance(started, GenerationStarted)
+    assert started.hints == ("x-session-id=s7",)
+    assert "top-secret" not in repr((started, reading, bench.reader, bench.told()))
+
+
+class TripsOverEverything:
+    """A format with a bug."""
+
+    def matches(self, method: str, path: str) -> bool:
+        return True
+
+    def read_request(self, body: bytes) -> RequestFacts:
+        raise ZeroDivisionError
+
+    def response_reader(self, generation: GenerationId, *, streamed: bool) -> ResponseReader:
+        raise ZeroDivisionError
+
+
+def test_a_bug_in_a_parser_ends_one_generation_and_not_the_reading() -> None:
+    bench = Bench()
+    reading = bench.reader.open(TripsOverEverything(), route="POST /x", at_s=1.0)
+    reading.request_complete(session=None, principal=PrincipalId("p"), headers=())
+    bench.open()
+    bench.reader.drain()
+    assert isinstance(bench.events[0], GenerationEnded)
+    assert bench.events[0].outcome is GenerationOutcome.UNREADABLE
+    assert isinstance(bench.events[1], GenerationStarted)
+
+
+@pytest.mark.anyio
+async def test_the_task_reads_without_being_asked_and_notes_its_lag() -> None:
+    bench = Bench()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(bench.reader.run)
+            bench.open()
+            await bench.first_event.wait()
+            group.cancel_scope.cancel()
+    assert bench.told().parse_lag_s == 4.0

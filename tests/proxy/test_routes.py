@@ -1,0 +1,108 @@
+import pytest
+
+from headstart.config.model import Upstream
+from headstart.errors import ConfigError
+from headstart.proxy.refusals import Refusal
+from headstart.proxy.routes import Route, Routes
+
+ROUTES = Routes(
+    [
+        Upstream(prefix="default", base_url="http://127.0.0.1:8000/v1"),
+        Upstream(prefix="openai", base_url="https://api.openai.com/v1/"),
+        Upstream(prefix="azure", base_url="https://x.example/openai?api-version=2"),
+    ]
+)
+
+
+def found(path: str, query: bytes = b"") -> Route:
+    route = ROUTES.resolve(path.encode(), query)
+    assert isinstance(route, Route)
+    return route
+
+
+def refused(path: str) -> Refusal:
+    refusal = ROUTES.resolve(path.encode())
+    assert isinstance(refusal, Refusal)
+    return refusal
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "session", "target"),
+    [
+        ("/v1/chat/completions", "default", None, b"/v1/chat/completions"),
+        ("/default/v1/models", "default", None, b"/v1/models"),
+        ("/openai/v1/responses", "openai", None, b"/v1/responses"),
+        ("/s/abc/v1/models", "default", "abc", b"/v1/models"),
+        ("/s/a%2Fb/openai/v1/models", "openai", "a/b", b"/v1/models"),
+        ("/openai/v1", "openai", None, b"/v1"),
+        ("/azure/v1/chat/completions", "azure", None, b"/openai/chat/completions?api-version=2"),
+    ],
+)
+def test_a_path_leads_to_its_upstream_and_session(path: str, prefix: str, session: str | None, target: bytes) -> None:
+    route = found(path)
+    assert (route.upstream.prefix, route.session, route.target) == (prefix, session, target)
+
+
+def test_what_follows_the_version_is_passed_on_as_written() -> None:
+    assert found("/v1/files/a%2Fb%20c", b"after=x%3D&limit").target == b"/v1/files/a%2Fb%20c?after=x%3D&limit"
+
+
+def test_a_base_urls_own_query_stands_before_the_clients() -> None:
+    assert found("/azure/v1/x", b"a=1").target == b"/openai/x?api-version=2&a=1"
+
+
+@pytest.mark.parametrize("path", ["/v1/v1/chat/completions", "/openai/v1/v1", "/s/x/v1/v1/models"])
+def test_a_doubled_version_is_refused_with_the_cure(path: str) -> None:
+    refusal = refused(path)
+    assert (refusal.status, refusal.code) == (404, "doubled_v1")
+    assert "without the second /v1" in refusal.hint
+
+
+def test_an_unknown_prefix_is_refused_with_those_that_exist() -> None:
+    refusal = refused("/mistral/v1/models")
+    assert refusal.status == 404
+    assert "'mistral'" in refusal.message
+    assert "/default/v1, /openai/v1, /azure/v1" in refusal.hint
+
+
+def test_a_path_without_version_is_refused_with_the_cure() -> None:
+    assert "ends in /openai/v1" in refused("/openai/chat/completions").hint
+
+
+@pytest.mark.parametrize("path", ["/s//v1/models", "/s/" + "x" * 300 + "/v1/models"])
+def test_an_empty_or_endless_session_is_refused(path: str) -> None:
+    assert refused(path).code == "bad_session"
+
+
+@pytest.mark.parametrize(
+    ("path", "claimed"),
+    [
+        ("/v1/models", True),
+        ("/openai/x", True),
+        ("/s/1/v1/models", True),
+        ("/s/1/openai/v1", True),
+        ("/mcp", False),
+        ("/s/1/mcp", False),
+        ("/", False),
+    ],
+)
+def test_only_paths_of_model_servers_are_claimed(path: str, claimed: bool) -> None:
+    assert ROUTES.claims(path) is claimed
+
+
+@pytest.mark.parametrize(
+    ("prefix", "base_url"),
+    [
+        ("s", "http://x/v1"),
+        ("v1", "http://x/v1"),
+        ("a/b", "http://x/v1"),
+        ("ok", "x/v1"),
+        ("ok", "ftp://x/v1"),
+        ("ok", "https://me:secret@x/v1"),
+    ],
+)
+def test_an_upstream_that_cannot_work_is_a_config_error_that_keeps_its_secrets(prefix: str, base_url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Routes([Upstream(prefix=prefix, base_url=base_url)])
+    assert f"upstreams.{prefix}" in str(caught.value)
+    assert "secret" not in str(caught.value)
