@@ -18,7 +18,6 @@ from headstart.backends import probes
 from headstart.backends.local.seccomp import SeccompProfile, build_filter
 from headstart.backends.probes import Probe, ProbeStatus, probe_all
 
-
 EXPECTED = [
     "kernel",
     "user namespaces (root)",

@@ -31,7 +31,7 @@ METADATA = ["169.254.169.254", "169.254.170.2", "169.254.170.23", "100.100.100.2
 METADATA_V6 = ["fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe"]
 
 
-def allows(hook: Hook, address: IPv4Address | IPv6Address, port: int = 80) -> bool:
+def allows(hook: Hook, address: IPv4Address | IPv6Address, port: int = 80, *, own_ports: tuple[int, ...] = ()) -> bool:
     """Interpret the program on one `struct bpf_sock_addr`."""
     context = bytearray(64)
     if isinstance(address, IPv4Address):
@@ -40,7 +40,7 @@ def allows(hook: Hook, address: IPv4Address | IPv6Address, port: int = 80) -> bo
         context[8:24] = address.packed
     context[24:26] = struct.pack("!H", port)
     registers = [0] * 11
-    code = list(struct.iter_unpack("=BBhI", build_program(hook)))
+    code = list(struct.iter_unpack("=BBhI", build_program(hook, own_ports=own_ports)))
     at = 0
     while True:
         operation, pair, offset, value = code[at]
@@ -79,6 +79,24 @@ def test_known_metadata_addresses_are_denied_over_ipv6(address: str) -> None:
 def test_name_resolution_stays_possible_where_clouds_serve_it() -> None:
     assert allows(Hook.CONNECT_V4, IPv4Address("169.254.169.254"), port=53)
     assert not allows(Hook.CONNECT_V4, IPv4Address("169.254.169.254"), port=5300)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1", "::ffff:0.0.0.0"]
+)
+def test_our_own_port_is_denied_on_loopback_and_nowhere_else(address: str) -> None:
+    parsed = ip_address(address)
+    hooks, elsewhere = (V4_HOOKS, "192.0.2.7") if isinstance(parsed, IPv4Address) else (V6_HOOKS, "2001:db8::1")
+    for hook in hooks:
+        assert not allows(hook, parsed, 8787, own_ports=(8786, 8787))
+        assert allows(hook, parsed, 8788, own_ports=(8786, 8787))
+        assert allows(hook, ip_address(elsewhere), 8787, own_ports=(8786, 8787))
+        assert allows(hook, parsed, 8787)
+
+
+def test_metadata_stays_denied_beside_our_own_port() -> None:
+    assert not allows(Hook.CONNECT_V4, IPv4Address("169.254.169.254"), 8787, own_ports=(8787,))
+    assert not allows(Hook.CONNECT_V4, IPv4Address("169.254.169.254"), 80, own_ports=(8787, 53))
 
 
 near_blocks = st.sampled_from([*BLOCKED_V4, *BLOCKED_V6]).flatmap(
@@ -139,6 +157,14 @@ def test_in_the_cgroup_no_way_leads_to_metadata_and_all_others_stay_open(cgroup:
 def test_without_the_block_every_way_leads_there(cgroup: Path) -> None:
     told = attempts(cgroup)
     assert set(told.values()) <= {"reached", "no mptcp here", "EINPROGRESS"}, told
+
+
+def test_our_own_port_is_refused_in_the_cgroup_only(cgroup: Path) -> None:
+    attach(cgroup, own_ports=(80,))
+    told = attempts(cgroup)
+    assert {told[f"{kind} {address}"] for kind in ("tcp", "udp") for address in ("127.0.0.1", "::1")} == {"EPERM"}
+    assert told["tcp 10.1.2.3"] == "reached"
+    assert attempts(None)["tcp 127.0.0.1"] == "reached"
 
 
 def test_attaching_twice_changes_nothing(cgroup: Path) -> None:

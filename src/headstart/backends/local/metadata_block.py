@@ -1,7 +1,8 @@
-"""Keep sandboxes that share the host's network away from cloud metadata services.
+"""Keep sandboxes that share the host's network away from cloud metadata, and from our own port.
 
 On a cloud machine, one plain HTTP request to a link-local address yields the machine's
-own credentials. A sandbox with network `host` must not be able to make it. Where packets
+own credentials. A sandbox with network `host` must not be able to make it; nor may it talk
+to Headstart itself, which on loopback takes every caller for its one user. Where packets
 could be filtered (a firewall) the rule would be the host's and for everybody; so the block
 sits where the kernel knows *who* connects: four tiny eBPF programs on a cgroup v2
 directory, one per kind of call (TCP connect and unconnected UDP send, IPv4 and IPv6).
@@ -28,7 +29,7 @@ import platform
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from enum import IntEnum
 from ipaddress import IPv4Network, IPv6Network
@@ -62,6 +63,13 @@ BLOCKED_V6: Final = (
     ),
 )
 
+_LOOPBACK_V4: Final = (IPv4Network("127.0.0.0/8"), IPv4Network("0.0.0.0/32"))
+_LOOPBACK_V6: Final = (
+    IPv6Network("::/127"),  # :: and ::1
+    IPv6Network("::ffff:127.0.0.0/104"),
+    IPv6Network("::ffff:0.0.0.0/128"),
+)
+
 
 class Hook(IntEnum):
     """The calls that are looked at (`enum bpf_attach_type`)."""
@@ -80,25 +88,34 @@ _ALLOW_MULTI: Final = 2
 _LOAD_WORD, _MOVE, _MOVE_REGISTER32, _AND32, _JUMP_NOT_EQUAL32, _EXIT = 0x61, 0xB7, 0xBC, 0x54, 0x56, 0x95
 # Offsets in `struct bpf_sock_addr`.
 _IP4_AT, _IP6_AT, _PORT_AT = 4, 8, 24
-_DNS_PORT: Final = socket.htons(53)
+_DNS_PORT: Final = 53
 _CONTEXT, _LOADED, _MASKED = 1, 2, 3  # registers; 0 is the verdict
 
 
-def build_program(hook: Hook) -> bytes:
+def build_program(hook: Hook, *, own_ports: Collection[int] = ()) -> bytes:
     """Assemble the program of one hook: `struct bpf_insn` after `struct bpf_insn`, 8 bytes each."""
-    networks = BLOCKED_V4 if hook in {Hook.CONNECT_V4, Hook.SEND_V4} else BLOCKED_V6
+    is_v4 = hook in {Hook.CONNECT_V4, Hook.SEND_V4}
     allow, deny = _verdict(1), _verdict(0)
-    program = _word_differs(_PORT_AT, 0xFFFF_FFFF, _DNS_PORT, skip=len(allow)) + allow
-    for network in networks:
+    program: list[bytes] = []
+    for port in own_ports:
+        here = [instruction for network in _LOOPBACK_V4 if is_v4 for instruction in _match(network, then=deny)]
+        here += [instruction for network in _LOOPBACK_V6 if not is_v4 for instruction in _match(network, then=deny)]
+        program += _word_differs(_PORT_AT, 0xFFFF_FFFF, socket.htons(port), skip=len(here)) + here
+    program += _word_differs(_PORT_AT, 0xFFFF_FFFF, socket.htons(_DNS_PORT), skip=len(allow)) + allow
+    for network in BLOCKED_V4 if is_v4 else BLOCKED_V6:
         program += _match(network, then=deny)
     return b"".join(program + allow)
 
 
-def attach(cgroup_dir: Path) -> None:
+def attach(cgroup_dir: Path, *, own_ports: Collection[int] = ()) -> None:
     """Block metadata addresses for every process in (or below) a cgroup v2 directory.
 
     Lasts until the directory is removed. Attaching twice is harmless, but costs each
     connection a second look.
+
+    Args:
+        cgroup_dir: The directory, in a cgroup v2 hierarchy.
+        own_ports: Ports on which this machine's loopback addresses are refused too.
 
     Raises:
         BackendUnavailable: This kernel or these privileges don't allow it; the message says which.
@@ -108,7 +125,7 @@ def attach(cgroup_dir: Path) -> None:
             cgroup = os.open(cgroup_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, cgroup)
             for hook in Hook:
-                program = _load(hook)
+                program = _load(hook, own_ports)
                 stack.callback(os.close, program)
                 _bpf(_PROG_ATTACH, struct.pack("=IIIII", cgroup, program, hook, _ALLOW_MULTI, 0))
         except OSError as error:
@@ -135,7 +152,7 @@ def why_unavailable() -> str | None:
         return f"{root} is not writable by this user"
     try:
         for hook in Hook:
-            os.close(_load(hook))
+            os.close(_load(hook, ()))
     except (OSError, BackendUnavailable) as error:
         return _explain(error) if isinstance(error, OSError) else str(error)
     return None
@@ -198,9 +215,9 @@ def _words(network: IPv4Network | IPv6Network) -> Iterator[tuple[int, int, int]]
 # ---------------------------------------------------------------- the kernel
 
 
-def _load(hook: Hook) -> int:
+def _load(hook: Hook, own_ports: Collection[int]) -> int:
     """Load one program and return its file descriptor."""
-    code = ctypes.create_string_buffer(build_program(hook))
+    code = ctypes.create_string_buffer(build_program(hook, own_ports=own_ports))
     licence = ctypes.create_string_buffer(b"Apache-2.0")
     return _bpf(
         _PROG_LOAD,
