@@ -81,6 +81,7 @@ def test_an_empty_or_endless_session_is_refused(path: str) -> None:
         ("/openai/x", True),
         ("/s/1/v1/models", True),
         ("/s/1/openai/v1", True),
+        ("/no-such-upstream/v1/models", True),
         ("/mcp", False),
         ("/s/1/mcp", False),
         ("/", False),
