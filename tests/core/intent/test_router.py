@@ -111,6 +111,12 @@ def test_tool_results_weigh_half_and_are_named_so(keyword: KeywordRouter) -> Non
     ]
 
 
+def test_only_the_newest_of_long_results_are_read(keyword: KeywordRouter) -> None:
+    keywords, filling = "workbook pivot ledger audit ", "lorem " * 1_000
+    assert _said(keyword, _started(keywords + filling, answered=("call_1",))) == []
+    assert _said(keyword, _started(filling + keywords, answered=("call_1",))) == [("sheets", KEYWORD_RESULTS)]
+
+
 def test_tool_names_in_the_request_are_only_keywords() -> None:
     router = default_router(gamma=3)
     _sheets(router)

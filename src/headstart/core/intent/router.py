@@ -48,6 +48,8 @@ _MOST_STREAMS: Final = 4_096
 _MOST_PROFILES: Final = 1_024
 _RESULTS_WEIGHT: Final = 0.5
 """Of a hit in tool results: they tell what was found, not what is wanted next."""
+_MOST_RESULTS: Final = 4_096
+"""Characters of tool results that are read, the newest: results are long and say little."""
 _CERTAIN: Final = 0.99
 _UNSURE_NAME: Final = 0.7
 
@@ -136,8 +138,10 @@ class KeywordRouter:
         self._streams[event.generation] = stream
         if len(self._streams) > _MOST_STREAMS:
             del self._streams[next(iter(self._streams))]
-        predictor, weight = (KEYWORD_RESULTS, _RESULTS_WEIGHT) if event.answered_calls else (KEYWORD_REQUEST, 1.0)
-        crossings = stream.scan.feed(event.text, weight=weight) + stream.scan.finish(weight=weight)
+        predictor, weight, text = KEYWORD_REQUEST, 1.0, event.text
+        if event.answered_calls:
+            predictor, weight, text = KEYWORD_RESULTS, _RESULTS_WEIGHT, event.text[-_MOST_RESULTS:]
+        crossings = stream.scan.feed(text, weight=weight) + stream.scan.finish(weight=weight)
         return self._candidates(stream, crossings, predictor, event.at_s)
 
     def _read(self, event: TextArrived) -> tuple[Candidate, ...]:
