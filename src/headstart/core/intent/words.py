@@ -41,9 +41,9 @@ class Normaliser:
     __slots__ = ("_before", "_held")
 
     def __init__(self) -> None:
-        self._before = ""
+        self._before: str = ""
         """The last character told, if it was in a word: the next may belong to it too."""
-        self._held = ""
+        self._held: str = ""
         """A capital that may begin a new word, depending on what follows."""
 
     def feed(self, piece: str) -> str:
