@@ -13,7 +13,7 @@ import uvicorn
 from mcp.types import CallToolResult, TextContent
 
 from headstart.clock import ManualClock
-from headstart.gateway import Gateway, GatewayOptions, open_gateway
+from headstart.gateway import Gateway, GatewayOptions, SessionLimits, open_gateway
 from headstart.runtime.contract import SessionMemory, ToolRuntime
 from headstart.testing.fake_runtime import FakeRuntime, FakeServer, catalogue_of
 
@@ -23,6 +23,22 @@ def text_of(result: CallToolResult) -> str:
     (block,) = result.content
     assert isinstance(block, TextContent)
     return block.text
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait, bounded, for what happens in a client that has no event for it."""
+    with anyio.fail_after(5):
+        while not condition():  # noqa: ASYNC110  see above
+            await anyio.sleep(0.001)
+
+
+async def streams_open(gateway: Any, count: int) -> None:
+    """Wait until clients have this many streams open."""
+
+    def opened() -> int:
+        return sum(len(c.outboxes) for s in gateway.sessions.live() for c in s.connections.values())
+
+    await eventually(lambda: opened() >= count)
 
 
 @asynccontextmanager
@@ -74,8 +90,10 @@ def opened(clock: ManualClock) -> Opened:
     async def open_one(
         runtime: ToolRuntime, *, memory: SessionMemory | None = None, **options: Any
     ) -> AsyncGenerator[tuple[str, Gateway]]:
+        limits = {name: options.pop(name) for name in ("idle_s", "linger_s", "cap") if name in options}
+        chosen = GatewayOptions(sessions=SessionLimits(**limits), **options)
         async with (
-            open_gateway(runtime, options=GatewayOptions(**options), memory=memory, clock=clock) as gateway,
+            open_gateway(runtime, options=chosen, memory=memory, clock=clock) as gateway,
             served(gateway) as url,
         ):
             yield url, gateway

@@ -48,7 +48,8 @@ class Raw:
         """Do the handshake; later requests carry the session id that it gave."""
         params = {"protocolVersion": version, "capabilities": capabilities, "clientInfo": CLIENT}
         answer = await self.send({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params})
-        if (session := answer.headers.get("mcp-session-id")) is not None:
+        session = answer.headers.get("mcp-session-id")
+        if session is not None:
             self.headers["Mcp-Session-Id"] = session
             self.headers["Mcp-Protocol-Version"] = answer.json()["result"]["protocolVersion"]
             await self.send({"jsonrpc": "2.0", "method": "notifications/initialized"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import anyio
 import pytest
@@ -79,7 +80,7 @@ async def test_delete_ends_a_session_of_its_own_at_once(runtime: FakeRuntime, op
 async def test_a_named_session_lingers_after_its_last_connection(
     runtime: FakeRuntime, opened: Opened, clock: ManualClock
 ) -> None:
-    async with opened(runtime, named_linger_s=30.0) as (url, gateway):
+    async with opened(runtime, linger_s=30.0) as (url, gateway):
         async with Raw.opened(f"{url}/s/run/mcp") as one, Raw.opened(f"{url}/s/run/mcp/git") as two:
             for raw in (one, two):
                 await raw.initialize()
@@ -104,7 +105,7 @@ async def test_delete_of_a_named_session_without_a_connection_id_ends_it(runtime
 async def test_an_idle_session_ends_and_one_in_use_does_not(
     runtime: FakeRuntime, opened: Opened, clock: ManualClock
 ) -> None:
-    async with opened(runtime, session_idle_s=60.0) as (url, gateway), Raw.opened(f"{url}/mcp") as idle:
+    async with opened(runtime, idle_s=60.0) as (url, gateway), Raw.opened(f"{url}/mcp") as idle:
         await idle.initialize()
         async with Client(f"{url}/mcp", mode="legacy") as client:
             await client.list_tools()
@@ -116,14 +117,14 @@ async def test_an_idle_session_ends_and_one_in_use_does_not(
             await gateway.sessions.sweep()
             assert len(gateway.sessions) == 1
             await client.list_tools()
-        assert [reason for _, reason in runtime.closed][0] == "nobody used it"
+        assert next(reason for _, reason in runtime.closed) == "nobody used it"
         assert (await idle.ask("tools/list")).status_code == 404
 
 
 async def test_at_the_cap_the_session_unused_longest_makes_room(
     runtime: FakeRuntime, opened: Opened, clock: ManualClock
 ) -> None:
-    async with opened(runtime, session_cap=2) as (url, gateway):
+    async with opened(runtime, cap=2) as (url, gateway):
         ids: list[str] = []
         for _ in range(3):
             async with Raw.opened(f"{url}/mcp") as raw:
@@ -134,29 +135,29 @@ async def test_at_the_cap_the_session_unused_longest_makes_room(
 
 
 async def test_a_cap_of_busy_sessions_refuses_the_next_and_says_why(opened: Opened) -> None:
-    released = anyio.Event()
+    released, answers = anyio.Event(), list[Any]()
 
     async def wait(scope: SessionScope, params: JsonObject, channel: ClientChannel) -> JsonObject:
         await released.wait()
         return text_result("done")
 
     runtime = FakeRuntime([FakeServer(catalogue=catalogue_of("slow", tools=["wait"]), tools={"wait": wait})])
-    async with opened(runtime, session_cap=1) as (url, _), Raw.opened(f"{url}/mcp") as busy:
+    async with opened(runtime, cap=1) as (url, _), Raw.opened(f"{url}/mcp") as busy:
         await busy.initialize()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(busy.ask, "tools/call", {"name": "slow__wait"})
             await runtime.until(lambda: len(runtime.asked) == 1)
             async with Raw.opened(f"{url}/mcp") as late:
-                answer = await late.initialize()
+                answers.append(await late.initialize())
             released.set()
-    assert answer.status_code == 503
-    assert "session_cap" in answer.json()["error"]["message"]
+    assert answers[0].status_code == 503
+    assert "session_cap" in answers[0].json()["error"]["message"]
 
 
 async def test_a_thousand_abandoned_sessions_leave_nothing(
     runtime: FakeRuntime, opened: Opened, clock: ManualClock
 ) -> None:
-    async with opened(runtime, session_idle_s=60.0, session_cap=2_000) as (url, gateway):
+    async with opened(runtime, idle_s=60.0, cap=2_000) as (url, gateway):
         async with Raw.opened(f"{url}/mcp") as raw:
             await raw.initialize()
             tasks_before = anyio.get_running_tasks()

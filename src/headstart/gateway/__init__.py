@@ -5,5 +5,15 @@ Above it, `cli` composes it into the service's one port; below it, it talks to
 """
 
 from headstart.gateway.app import Gateway, GatewayOptions, open_gateway
+from headstart.gateway.guard import PortGuard, principal_of_key
+from headstart.gateway.sessions import ForgetfulMemory, SessionLimits
 
-__all__ = ["Gateway", "GatewayOptions", "open_gateway"]
+__all__ = [
+    "ForgetfulMemory",
+    "Gateway",
+    "GatewayOptions",
+    "PortGuard",
+    "SessionLimits",
+    "open_gateway",
+    "principal_of_key",
+]

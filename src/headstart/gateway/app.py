@@ -1,15 +1,16 @@
 """The gateway as an ASGI app.
 
-Routes: `/mcp`, `/mcp/<server>`, `/s/<id>/mcp`, `/s/<id>/mcp/<server>`. The version header
-decides the era, as in the official SDK: a version without a handshake is served statelessly.
+Routes: `/mcp`, `/mcp/<server>`, `/s/<id>/mcp`, `/s/<id>/mcp/<server>`, and the metadata of
+remote servers under `/.well-known/oauth-protected-resource`. The version header decides
+the era, as in the official SDK: a version without a handshake is served statelessly.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
@@ -18,14 +19,15 @@ from mcp_types import INTERNAL_ERROR, INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from headstart.clock import Clock, SystemClock
-from headstart.gateway.exchange import Http, refuse
+from headstart.gateway.exchange import Http, Parts
 from headstart.gateway.handshake import Handshake
 from headstart.gateway.methods import Methods
 from headstart.gateway.modern import Modern
 from headstart.gateway.parked import ParkedCalls
-from headstart.gateway.sessions import ForgetfulMemory, Sessions, TooManySessions
+from headstart.gateway.sessions import ForgetfulMemory, SessionLimits, Sessions, TooManySessions
+from headstart.gateway.sign_in import WELL_KNOWN, SignIn
 from headstart.gateway.views import Views
-from headstart.gateway.wire import BodyTooLarge, ClientLeft, Receive, Scope, Send, header, read_body, send_json
+from headstart.gateway.wire import BodyTooLarge, ClientLeft, Receive, Scope, Send, header, read_body, refuse, send_json
 from headstart.ids import LOCAL_PRINCIPAL, PRINCIPAL_SCOPE_KEY, IdSource, RandomIds, ResourceId
 from headstart.runtime.contract import SessionMemory, ToolRuntime
 
@@ -42,33 +44,38 @@ class GatewayOptions:
     Attributes:
         body_limit_bytes: The largest request body.
         requests_at_once: Open requests per connection.
-        session_idle_s / session_cap: When sessions end, and how many there may be.
-        named_linger_s: How long a named session outlives its last connection.
+        sessions: When they end, and how many there may be.
     """
 
     body_limit_bytes: int = 64 * 1024 * 1024
     requests_at_once: int = 128
-    session_idle_s: float = 1_800.0
-    session_cap: int = 1_000
-    named_linger_s: float = 300.0
+    sessions: SessionLimits = field(default_factory=SessionLimits)
 
 
 class Gateway:
     """Serves MCP clients. Made by `open_gateway`."""
 
     def __init__(
-        self, *, runtime: ToolRuntime, sessions: Sessions, handshake: Handshake, modern: Modern, options: GatewayOptions
+        self,
+        *,
+        runtime: ToolRuntime,
+        sessions: Sessions,
+        handshake: Handshake,
+        modern: Modern,
+        sign_in: SignIn,
+        options: GatewayOptions,
     ) -> None:
         self._runtime = runtime
         self._sessions = sessions
         self._handshake = handshake
         self._modern = modern
+        self._sign_in = sign_in
         self._options = options
 
     @staticmethod
     def serves(path: str) -> bool:
         """Tell whether a path is the gateway's."""
-        return _ROUTE.fullmatch(path) is not None
+        return _ROUTE.fullmatch(path.removeprefix(WELL_KNOWN)) is not None
 
     @property
     def sessions(self) -> Sessions:
@@ -77,6 +84,9 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         try:
+            if scope["path"].startswith(WELL_KNOWN):
+                await self._metadata(scope, send)
+                return
             http = await self._routed(scope, receive, send)
             if http is not None:
                 await self._serve(http)
@@ -88,6 +98,14 @@ class Gateway:
             await refuse(send, 503, INTERNAL_ERROR, told, headers=[(b"retry-after", b"5")])
         except ClientLeft:
             return
+
+    async def _metadata(self, scope: Scope, send: Send) -> None:
+        path = scope["path"].removeprefix(WELL_KNOWN)
+        route = _ROUTE.fullmatch(path)
+        if route is None or route["server"] is None or scope["method"] != "GET":
+            await refuse(send, 404, INVALID_REQUEST, f"only GET {WELL_KNOWN}/mcp/<server> is here")
+            return
+        await self._sign_in.metadata(scope, send, ResourceId(unquote(route["server"])), path)
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> Http | None:
         route = _ROUTE.fullmatch(scope["path"])
@@ -140,31 +158,39 @@ async def open_gateway(
     memory: SessionMemory | None = None,
     clock: Clock | None = None,
     ids: IdSource | None = None,
+    remotes: Mapping[ResourceId, str] | None = None,
 ) -> AsyncGenerator[Gateway]:
-    """Open a gateway; leaving ends its streams and forgets its sessions, but not their clients."""
+    """Open a gateway; leaving ends its streams and forgets its sessions, but not their clients.
+
+    Args:
+        runtime: Where the tools are.
+        options: Limits.
+        memory: Where clients are remembered; without, a restart strands them.
+        clock: For idle times.
+        ids: Makes `Mcp-Session-Id`s.
+        remotes: The URLs of remote servers, for signing in to them.
+    """
     sessions = Sessions(
         runtime=runtime,
         memory=memory or ForgetfulMemory(),
         clock=clock or SystemClock(),
         ids=ids or RandomIds(),
-        idle_s=options.session_idle_s,
-        linger_s=options.named_linger_s,
-        cap=options.session_cap,
+        limits=options.sessions,
     )
     views = Views(runtime)
     methods = Methods(runtime, views)
-    handshake = Handshake(sessions=sessions, methods=methods, views=views, requests_at_once=options.requests_at_once)
+    sign_in = SignIn(remotes or {})
+    parts = Parts(
+        sessions=sessions, methods=methods, views=views, sign_in=sign_in, requests_at_once=options.requests_at_once
+    )
+    handshake = Handshake(parts)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_sweep, sessions, min(30.0, options.session_idle_s / 4))
-        modern = Modern(
-            sessions=sessions,
-            methods=methods,
-            views=views,
-            parked=ParkedCalls(tasks),
-            requests_at_once=options.requests_at_once,
-        )
+        tasks.start_soon(_sweep, sessions, min(30.0, options.sessions.idle_s / 4))
+        modern = Modern(parts, ParkedCalls(tasks))
         try:
-            yield Gateway(runtime=runtime, sessions=sessions, handshake=handshake, modern=modern, options=options)
+            yield Gateway(
+                runtime=runtime, sessions=sessions, handshake=handshake, modern=modern, sign_in=sign_in, options=options
+            )
         finally:
             sessions.close_all()
             tasks.cancel_scope.cancel()

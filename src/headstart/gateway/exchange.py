@@ -13,21 +13,48 @@ from dataclasses import dataclass
 from typing import Final
 
 import anyio
+from mcp_types import INVALID_REQUEST
 
 from headstart.gateway.channels import SessionChannel
 from headstart.gateway.failures import Answer, failed, succeeded
-from headstart.gateway.methods import Request
+from headstart.gateway.methods import Methods, Request
 from headstart.gateway.reply import Reply
 from headstart.gateway.session import Connection
 from headstart.gateway.sessions import Sessions
+from headstart.gateway.sign_in import WELL_KNOWN, SignIn, own_challenge, own_url
 from headstart.gateway.views import Views
-from headstart.gateway.wire import Receive, Scope, Send, error_message, header, send_json
+from headstart.gateway.wire import Receive, Scope, Send, header, refuse
 from headstart.ids import PrincipalId, ResourceId
 
-__all__ = ["Http", "answer_request", "attended", "is_request_id", "refuse", "wants_stream", "welcome"]
+__all__ = [
+    "Http",
+    "Parts",
+    "answer_request",
+    "attended",
+    "finish",
+    "is_request_id",
+    "refuse_for_now",
+    "wants_stream",
+    "welcome",
+]
 
 SILENCE_S: Final = 15.0
 """How long a reply may be silent before it turns into a stream of comment lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What serving a client of either era takes.
+
+    Attributes:
+        requests_at_once: Open requests per connection; more are told to wait.
+    """
+
+    sessions: Sessions
+    methods: Methods
+    views: Views
+    sign_in: SignIn
+    requests_at_once: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +72,6 @@ class Http:
     principal: PrincipalId
     server: ResourceId | None
     name: str | None
-
-
-async def refuse(  # noqa: PLR0913  the parts of one HTTP error
-    send: Send,
-    status: int,
-    code: int,
-    message: str,
-    *,
-    request_id: object = None,
-    data: object = None,
-    headers: list[tuple[bytes, bytes]] | None = None,
-) -> None:
-    """Answer with an HTTP error whose body is a JSON-RPC error."""
-    await send_json(send, status, error_message(request_id, code, message, data), headers=headers)
 
 
 def wants_stream(scope: Scope) -> tuple[bool, bool]:
@@ -106,14 +119,30 @@ async def answer_request(request: Request, work: Callable[[Request], Awaitable[b
         )
 
 
-def welcome(sessions: Sessions, views: Views, http: Http, connection: Connection) -> None:
+def welcome(parts: Parts, http: Http, connection: Connection) -> None:
     """Take along what this request carries, and let the runtime speak to its session."""
     if connection.server is not None:
         authorization = header(http.scope, b"authorization")
-        sessions.carry_headers(connection, {"Authorization": authorization} if authorization else {})
+        parts.sessions.carry_headers(connection, {"Authorization": authorization} if authorization else {})
     session = connection.session
-    if not sessions.listening(session.id):
-        sessions.listen_with(session.id, SessionChannel(session, views))
+    if not parts.sessions.listening(session.id):
+        parts.sessions.listen_with(session.id, SessionChannel(session, parts.views))
+
+
+async def finish(parts: Parts, http: Http, reply: Reply, answer: Answer, request_id: object) -> None:
+    """Send an answer; a remote server's challenge points to our copy of its metadata."""
+    headers: list[tuple[bytes, bytes]] = []
+    if answer.challenge and http.server is not None:
+        parts.sign_in.note(http.server, answer.challenge)
+        told = own_challenge(answer.challenge, own_url(http.scope, WELL_KNOWN + http.scope["path"]))
+        headers.append((b"www-authenticate", told.encode("latin-1", "replace")))
+    await reply.finish(answer.message(request_id), status=answer.status, headers=headers)
+
+
+async def refuse_for_now(parts: Parts, http: Http, request_id: object) -> None:
+    """Tell a client with too many open requests to wait for one to end."""
+    told = f"this session has {parts.requests_at_once} requests open already; wait for one to end"
+    await refuse(http.send, 429, INVALID_REQUEST, told, request_id=request_id, headers=[(b"retry-after", b"1")])
 
 
 def is_request_id(value: object) -> bool:

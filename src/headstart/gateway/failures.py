@@ -32,12 +32,14 @@ class Answer:
 
     Attributes:
         payload: The encoded `"result":…` or `"error":…` member.
+        status: For the response, if it is still free to choose.
+        challenge: A remote server's `WWW-Authenticate`, "" for none.
     """
 
     payload: bytes
     error_code: int | None = None
     status: int = 200
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    challenge: str = ""
 
     def message(self, request_id: object) -> bytes:
         return response_message(request_id, self.payload)
@@ -64,8 +66,7 @@ def failed(method: str, exc: Exception, *, server: str | None, modern: bool, cha
     if isinstance(exc, MCPError):
         return refused(exc.code, exc.message, exc.data)
     if isinstance(exc, UnauthorizedUpstream) and challenge:
-        headers = ((b"www-authenticate", exc.challenge.encode("latin-1", "replace")),) if exc.challenge else ()
-        return replace(refused(INTERNAL_ERROR, str(exc), status=exc.status), headers=headers)
+        return replace(refused(INTERNAL_ERROR, str(exc), status=exc.status), challenge=exc.challenge)
     if not isinstance(exc, HeadstartError):
         _logger.error("%s failed inside the gateway", method, exc_info=exc)
         return refused(INTERNAL_ERROR, "the gateway failed at this request; its log says why")

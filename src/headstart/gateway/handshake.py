@@ -15,19 +15,28 @@ from mcp_types import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 
 from headstart.gateway.channels import Voice, announce_changes
-from headstart.gateway.exchange import Http, answer_request, attended, is_request_id, refuse, wants_stream, welcome
+from headstart.gateway.exchange import (
+    Http,
+    Parts,
+    answer_request,
+    attended,
+    finish,
+    is_request_id,
+    refuse_for_now,
+    wants_stream,
+    welcome,
+)
 from headstart.gateway.failures import REQUEST_CANCELLED, Answer, refused
-from headstart.gateway.methods import Methods, Request, merged_initialize
+from headstart.gateway.methods import Request, merged_initialize
 from headstart.gateway.outbox import GetStream
 from headstart.gateway.reply import Reply
 from headstart.gateway.session import Connection
-from headstart.gateway.sessions import Sessions
-from headstart.gateway.views import Views
 from headstart.gateway.wire import (
     decode,
     encode,
     header,
     json_object,
+    refuse,
     send_json,
 )
 from headstart.runtime.contract import JsonObject
@@ -43,11 +52,11 @@ _BATCH_LIMIT: Final = 100
 class Handshake:
     """Serves clients of the 2025 protocols."""
 
-    def __init__(self, *, sessions: Sessions, methods: Methods, views: Views, requests_at_once: int) -> None:
-        self._sessions = sessions
-        self._methods = methods
-        self._views = views
-        self._requests_at_once = requests_at_once
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._sessions = parts.sessions
+        self._methods = parts.methods
+        self._views = parts.views
 
     async def post(self, http: Http, body: bytes) -> None:
         """Serve one POST."""
@@ -136,15 +145,16 @@ class Handshake:
             protocol_version=version,
             client_params=params,
         )
-        welcome(self._sessions, self._views, http, connection)
+        welcome(self._parts, http, connection)
         reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
         request = Request(connection, "initialize", params, Voice(connection, params, reply))
 
         async def work() -> None:
             answer = await answer_request(request, self._initialized)
             if answer.error_code is not None:
+                reply.headers.clear()
                 await self._sessions.disconnect(connection)
-            await _finish(reply, answer, request_id)
+            await finish(self._parts, http, reply, answer, request_id)
 
         with self._sessions.serving(connection):
             await attended(http.receive, reply, work)
@@ -178,7 +188,7 @@ class Handshake:
         if connection is None:
             await refuse(http.send, 404, INVALID_REQUEST, "no such session here; begin with initialize")
             return None
-        welcome(self._sessions, self._views, http, connection)
+        welcome(self._parts, http, connection)
         return connection
 
     async def _single(self, http: Http, connection: Connection, message: JsonObject, *, can_stream: bool) -> None:
@@ -190,13 +200,16 @@ class Handshake:
                 else refuse(http.send, 400, INVALID_REQUEST, "the body must be one JSON-RPC message")
             )
             return
-        if len(connection.in_flight) >= self._requests_at_once:
-            await self._busy(http, message.get("id"))
+        if len(connection.in_flight) >= self._parts.requests_at_once:
+            await refuse_for_now(self._parts, http, message.get("id"))
             return
         reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
 
         async def work() -> None:
-            await _finish(reply, await self._answer(connection, message, reply), message["id"])
+            answer = await self._answer(connection, message, reply)
+            if answer.error_code == REQUEST_CANCELLED:
+                await reply.ping()  # a stream: the official client takes a late event, but trips over a late body
+            await finish(self._parts, http, reply, answer, message["id"])
 
         with self._sessions.serving(connection):
             await attended(http.receive, reply, work)
@@ -208,8 +221,8 @@ class Handshake:
             told = f"a batch holds 1 to {_BATCH_LIMIT} JSON-RPC messages"
             await refuse(http.send, 400, INVALID_REQUEST, told)
             return
-        if len(connection.in_flight) + len(requests) > self._requests_at_once:
-            await self._busy(http, None)
+        if len(connection.in_flight) + len(requests) > self._parts.requests_at_once:
+            await refuse_for_now(self._parts, http, None)
             return
         for message in objects:
             if message not in requests:
@@ -269,14 +282,6 @@ class Handshake:
             await self._methods.notified(connection, method, told)
         return True
 
-    async def _busy(self, http: Http, request_id: object) -> None:
-        told = f"this session has {self._requests_at_once} requests open already; wait for one to end"
-        await refuse(http.send, 429, INVALID_REQUEST, told, request_id=request_id, headers=[(b"retry-after", b"1")])
-
 
 def _session_header(connection: Connection) -> list[tuple[bytes, bytes]]:
     return [] if connection.id.startswith("@") else [(b"mcp-session-id", connection.id.encode("ascii"))]
-
-
-async def _finish(reply: Reply, answer: Answer, request_id: object) -> None:
-    await reply.finish(answer.message(request_id), status=answer.status, headers=list(answer.headers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
@@ -29,16 +30,24 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from headstart.errors import HeadstartError
 from headstart.gateway.channels import Voice, announce_changes
-from headstart.gateway.exchange import Http, answer_request, attended, is_request_id, refuse, wants_stream, welcome
+from headstart.gateway.exchange import (
+    Http,
+    Parts,
+    answer_request,
+    attended,
+    finish,
+    is_request_id,
+    refuse_for_now,
+    wants_stream,
+    welcome,
+)
 from headstart.gateway.failures import Answer, refused, succeeded
-from headstart.gateway.methods import Methods, Request, merged_initialize, modern_result
+from headstart.gateway.methods import Request, merged_initialize, modern_result
 from headstart.gateway.outbox import ListenStream
 from headstart.gateway.parked import ParkedCall, ParkedCalls
 from headstart.gateway.reply import Reply
 from headstart.gateway.session import Connection
-from headstart.gateway.sessions import Sessions
-from headstart.gateway.views import Views
-from headstart.gateway.wire import decode, encode, header, json_object, notification_message, send_json
+from headstart.gateway.wire import decode, encode, header, json_object, notification_message, refuse, send_json
 from headstart.runtime.contract import JsonObject
 
 __all__ = ["Modern"]
@@ -53,20 +62,12 @@ _KEYS = itertools.count(1)
 class Modern:
     """Serves clients of the stateless protocol."""
 
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        methods: Methods,
-        views: Views,
-        parked: ParkedCalls,
-        requests_at_once: int,
-    ) -> None:
-        self._sessions = sessions
-        self._methods = methods
-        self._views = views
+    def __init__(self, parts: Parts, parked: ParkedCalls) -> None:
+        self._parts = parts
+        self._sessions = parts.sessions
+        self._methods = parts.methods
+        self._views = parts.views
         self._parked = parked
-        self._requests_at_once = requests_at_once
 
     async def post(self, http: Http, body: bytes) -> None:
         """Serve one POST."""
@@ -97,10 +98,8 @@ class Modern:
 
     async def _request(self, http: Http, message: JsonObject, route: InboundModernRoute, *, can_stream: bool) -> None:
         connection = await self._connection(http, route.protocol_version)
-        if len(connection.in_flight) >= self._requests_at_once:
-            told = f"this session has {self._requests_at_once} requests open already; wait for one to end"
-            retry = [(b"retry-after", b"1")]
-            await refuse(http.send, 429, INVALID_REQUEST, told, request_id=message["id"], headers=retry)
+        if len(connection.in_flight) >= self._parts.requests_at_once:
+            await refuse_for_now(self._parts, http, message["id"])
             return
         reply = Reply(http.send, can_stream=can_stream, headers=[])
         capabilities = json_object(cast("object", route.client_capabilities)) or {}
@@ -109,10 +108,9 @@ class Modern:
 
         async def work() -> None:
             answer = await self._answered(http, request, message["id"])
-            status = answer.status
-            if answer.error_code is not None and status == 200:
-                status = ERROR_CODE_HTTP_STATUS.get(answer.error_code, 200)
-            await reply.finish(answer.message(message["id"]), status=status, headers=list(answer.headers))
+            if answer.error_code is not None and answer.status == 200:
+                answer = replace(answer, status=ERROR_CODE_HTTP_STATUS.get(answer.error_code, 200))
+            await finish(self._parts, http, reply, answer, message["id"])
 
         key = f"#{next(_KEYS)}"
         with self._sessions.serving(connection), anyio.CancelScope() as scope:
@@ -222,7 +220,7 @@ class Modern:
             server=http.server,
             protocol_version=version,
         )
-        welcome(self._sessions, self._views, http, connection)
+        welcome(self._parts, http, connection)
         return connection
 
 

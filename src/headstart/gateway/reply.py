@@ -24,12 +24,13 @@ class Reply:
     Attributes:
         can_stream: The client accepts event streams; without, everything before the
             result is dropped.
+        headers: Sent with the response, whichever form it takes.
     """
 
     def __init__(self, send: Send, *, can_stream: bool, headers: list[tuple[bytes, bytes]]) -> None:
         self.can_stream = can_stream
         self._send = send
-        self._headers = headers
+        self.headers = headers
         self._streaming = False
         self._finished = False
         self._turn = anyio.Lock(fast_acquire=True)
@@ -58,12 +59,12 @@ class Reply:
             if self._streaming:
                 await send_body(self._send, sse_frame(message) if message else b"")
             else:
-                await send_json(self._send, status, message, headers=[*self._headers, *headers])
+                await send_json(self._send, status, message, headers=[*self.headers, *headers])
 
     async def _write(self, frame: bytes) -> None:
         async with self._turn:
             if not self._streaming:
                 self._streaming = True
-                lines = [*SSE_HEADERS, *self._headers]
+                lines = [*SSE_HEADERS, *self.headers]
                 await self._send({"type": "http.response.start", "status": 200, "headers": lines})
             await send_body(self._send, frame, last=False)

@@ -13,7 +13,7 @@ import hashlib
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -29,10 +29,25 @@ from headstart.runtime.contract import (
     ToolRuntime,
 )
 
-__all__ = ["ForgetfulMemory", "Sessions", "TooManySessions"]
+__all__ = ["ForgetfulMemory", "SessionLimits", "Sessions", "TooManySessions"]
 
 _logger = logging.getLogger(__name__)
 _SAVE_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """When sessions end, and how many there may be.
+
+    Attributes:
+        idle_s: Without any request or stream.
+        linger_s: A named session without connections.
+        cap: Sessions at once; the one unused longest makes room.
+    """
+
+    idle_s: float = 1_800.0
+    linger_s: float = 300.0
+    cap: int = 1_000
 
 
 class TooManySessions(Exception):
@@ -69,17 +84,13 @@ class Sessions:
         memory: SessionMemory,
         clock: Clock,
         ids: IdSource,
-        idle_s: float,
-        linger_s: float,
-        cap: int,
+        limits: SessionLimits,
     ) -> None:
         self._runtime = runtime
         self._memory = memory
         self._clock = clock
         self._ids = ids
-        self._idle_s = idle_s
-        self._linger_s = linger_s
-        self._cap = cap
+        self._limits = limits
         self._sessions: dict[SessionId, Session] = {}
         self._connections: dict[str, Connection] = {}
         self._saved_s: dict[str, float] = {}
@@ -177,13 +188,13 @@ class Sessions:
         """End every session that was unused for its time, and forget their clients."""
         now_s = self._clock.monotonic_s()
         for session in self.live():
-            patience_s = self._idle_s if session.connections else min(self._idle_s, self._linger_s)
+            patience_s = self._limits.idle_s if session.connections else min(self._limits.idle_s, self._limits.linger_s)
             if session.idle and now_s - session.used_s >= patience_s:
                 await self._close(session, reason="nobody used it")
         for connection in self._connections.values():
             if not connection.session.idle and self._save_is_due(connection.id):
                 self._save(connection)
-        self._memory.forget_unseen(self._clock.wall_s() - max(self._idle_s, 2 * _SAVE_EVERY_S))
+        self._memory.forget_unseen(self._clock.wall_s() - max(self._limits.idle_s, 2 * _SAVE_EVERY_S))
 
     def close_all(self) -> None:
         """End all sessions but remember their clients: the service is stopping."""
@@ -212,7 +223,7 @@ class Sessions:
         )
 
     async def _make_room(self) -> None:
-        while len(self._sessions) >= self._cap:
+        while len(self._sessions) >= self._limits.cap:
             oldest = min(
                 (session for session in self._sessions.values() if session.idle),
                 key=lambda session: session.used_s,
@@ -252,7 +263,7 @@ class Sessions:
         known = self._memory.load(connection_id)
         if known is None or known.principal != principal or known.server != server:
             return None
-        if len(self._sessions) >= self._cap and known.session not in self._sessions:
+        if len(self._sessions) >= self._limits.cap and known.session not in self._sessions:
             return None
         session = self._sessions.setdefault(
             known.session,

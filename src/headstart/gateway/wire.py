@@ -29,6 +29,7 @@ __all__ = [
     "json_object",
     "notification_message",
     "read_body",
+    "refuse",
     "request_message",
     "response_message",
     "send_body",
@@ -174,3 +175,17 @@ async def send_json(
     lines = [*(JSON_HEADERS if body else ()), (b"content-length", b"%d" % len(body)), *(headers or ())]
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send_body(send, body)
+
+
+async def refuse(  # noqa: PLR0913  the parts of one HTTP error
+    send: Send,
+    status: int,
+    code: int,
+    message: str,
+    *,
+    request_id: object = None,
+    data: object = None,
+    headers: list[tuple[bytes, bytes]] | None = None,
+) -> None:
+    """Answer with an HTTP error whose body is a JSON-RPC error."""
+    await send_json(send, status, error_message(request_id, code, message, data), headers=headers)
