@@ -54,7 +54,17 @@ def test_an_event_that_never_ends_is_too_long() -> None:
 
 LINES = st.lists(
     st.sampled_from(
-        [b"data: one", "data: zwölf €".encode(), b"data:", b": hm", b"event: e", b"", b"junk", b"data: \xf0"]
+        [
+            b"data: one",
+            "data: zwölf €".encode(),
+            b"data:",
+            b": hm",
+            b"event: e",
+            b"",
+            b"junk",
+            b"data: \xf0",
+            b"\xef\xbb\xbfdata: x",
+        ]
     ),
     max_size=12,
 )

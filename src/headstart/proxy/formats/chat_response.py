@@ -235,8 +235,9 @@ class WholeChat:
 
 
 def _first_choice(response: JsonMap) -> JsonMap | None:
-    for choice in map(as_map, as_list(response.get("choices"))):
-        if choice.get("index", 0) == 0:
+    for entry in as_list(response.get("choices")):
+        choice = map_or_none(entry)
+        if choice is not None and choice.get("index", 0) == 0:
             return choice
     return None
 
@@ -248,6 +249,8 @@ def _output_tokens(response: JsonMap) -> int | None:
 
 def _text(value: object) -> str:
     """Return text that is a string, or a list of parts with a `text` each."""
+    if not value:
+        return ""
     return as_text(value) or "".join(as_text(as_map(part).get("text")) for part in as_list(value))
 
 

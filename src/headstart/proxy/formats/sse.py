@@ -42,6 +42,7 @@ class SseParser:
         self._data: list[bytes] = []
         self._skip_line_feed = False
         self._at_start = True
+        self._between_events = True
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Take the next chunk; return the events that it completes.
@@ -49,6 +50,13 @@ class SseParser:
         Raises:
             SseTooLong: An event grows beyond the limit.
         """
+        if self._between_events and _is_one_plain_event(chunk):
+            self._at_start = False
+            return [SseEvent(b"", chunk[6:-2])]
+        return self._feed_any(chunk)
+
+    def _feed_any(self, chunk: bytes) -> list[SseEvent]:
+        self._between_events = False
         chunk = self._with_plain_line_ends(chunk)
         first, *rest = chunk.split(b"\n")
         self._hold(first)
@@ -58,6 +66,7 @@ class SseParser:
         self._line = [lines.pop()]
         events = [event for event in map(self._take_line, lines) if event is not None]
         self._held_bytes = len(self._line[0]) + sum(map(len, self._data)) + len(self._data)
+        self._between_events = not (self._held_bytes or self._type or self._skip_line_feed)
         return events
 
     def _with_plain_line_ends(self, chunk: bytes) -> bytes:
@@ -94,3 +103,8 @@ class SseParser:
         event = SseEvent(self._type, b"\n".join(self._data)) if self._data else None
         self._type, self._data = b"", []
         return event
+
+
+def _is_one_plain_event(chunk: bytes) -> bool:
+    """Say whether a chunk is what model servers nearly always write: one `data` line and a blank one."""
+    return chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") and chunk.count(b"\n") == 2 and b"\r" not in chunk

@@ -113,7 +113,7 @@ class UpstreamConnection(asyncio.Protocol):
         while self._head is None:
             if self._failure is not None:
                 raise self._failure
-            await self._wait_for_data()
+            await self._more_data()
         return self._head
 
     async def read(self) -> bytes:
@@ -127,7 +127,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return b""
             if self._failure is not None:
                 raise self._failure
-            await self._wait_for_data()
+            await self._more_data()
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._buffered_bytes = 0
@@ -142,12 +142,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _wait_for_data(self) -> None:
+    def _more_data(self) -> asyncio.Future[None]:
+        """Return what is done when bytes came or the connection is lost; one waiter at a time."""
         self._reader = asyncio.get_running_loop().create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
+        return self._reader
 
     # ------------------------------------------------------------ asyncio.Protocol
 
