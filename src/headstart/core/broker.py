@@ -77,6 +77,9 @@ __all__ = ["Broker", "BrokerPolicy", "BrokerStatistics"]
 
 _LEARNED_VERSION: Final = 1
 
+_MOST_GENERATIONS: Final = 4_096
+"""Followed at once; the oldest is dropped (its end was lost)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerPolicy:
@@ -236,6 +239,8 @@ class Broker:
             case GenerationStarted():
                 belonging = self._scope.generation_started(event)
                 self._offers[event.generation] = event.offered_tools
+                if len(self._offers) > _MOST_GENERATIONS:
+                    del self._offers[next(iter(self._offers))]
                 self._tracer.generation_started(event, belonging)
                 return self._foresee(event, belonging) + self._foresee_from_history(event, belonging)
             case TextArrived():
