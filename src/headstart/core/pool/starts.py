@@ -86,6 +86,8 @@ class StartQueue:
     def _pump_foreground(self, now_s: float) -> list[Sandbox]:
         blocked: list[Sandbox] = []
         for priority in (Priority.CLAIMED, Priority.CONFIGURED):
+            if self._foreground_starts() >= self._slots:
+                return blocked  # before the queue, which may be long, is looked at
             for sandbox in self._inventory.queue(priority):
                 if self._foreground_starts() >= self._slots:
                     return blocked
@@ -101,6 +103,8 @@ class StartQueue:
         return blocked
 
     def _pump_predicted(self, now_s: float) -> None:
+        if len(self._inventory.starting()) >= self._slots:
+            return
         queue = self._inventory.queue(Priority.PREDICTED)
         queue.sort(key=lambda each: -(each.stake.worth_s if each.stake else 0.0))
         for sandbox in queue:
