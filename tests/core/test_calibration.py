@@ -78,6 +78,7 @@ def test_a_restored_calibration_says_the_same() -> None:
         CalibrationData(hits=(2.0,) * BINS, trials=(1.0,) * BINS),
         CalibrationData(hits=(-1.0,) * BINS, trials=(1.0,) * BINS),
         CalibrationData(hits=(float("nan"),) * BINS, trials=(1.0,) * BINS),
+        CalibrationData(hits=(1.0,) * BINS, trials=(float("inf"),) * BINS),
     ],
 )
 def test_what_is_no_calibration_is_not_restored(data: CalibrationData) -> None:
@@ -117,3 +118,9 @@ def test_restored_leads_replace_the_prior_and_none_leave_it() -> None:
     assert leads.hidden_s(5.0) == 1.0
     leads.restore((2.0, 4.0))
     assert leads.hidden_s(5.0) == 3.0
+
+
+@pytest.mark.parametrize("lead", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_lead_is_not_restored(lead: float) -> None:
+    with pytest.raises(ValueError, match="not lead times"):
+        LeadTimes().restore((1.0, lead))

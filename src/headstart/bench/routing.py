@@ -132,7 +132,11 @@ def _measure_steps(steps: int) -> Iterator[dict[str, Any]]:
 
 
 def _measure_rebuild(registrations: Sequence[ResourceRegistered]) -> float:
-    """Return the milliseconds from nothing to a scanned request, once: a change of one server costs this."""
+    """Return the milliseconds of the first generation after a change, the best of three: it compiles the keywords."""
+    return round(min(_rebuild_ms(registrations) for _ in range(3)), 2)
+
+
+def _rebuild_ms(registrations: Sequence[ResourceRegistered]) -> float:
     router = KeywordRouter()
     for registration in registrations:
         router.register(registration)

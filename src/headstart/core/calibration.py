@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 __all__ = ["BINS", "Calibration", "CalibrationData", "LeadTimes"]
 
@@ -90,7 +91,7 @@ class Calibration:
             ValueError: They are not counts of this kind.
         """
         pairs = list(zip(data.hits, data.trials, strict=False))
-        if len(data.hits) != BINS or len(data.trials) != BINS or any(not 0 <= h <= t for h, t in pairs):
+        if len(data.hits) != BINS or len(data.trials) != BINS or not all(0 <= h <= t < inf for h, t in pairs):
             raise ValueError(f"not a calibration: {data}")
         self._hits, self._trials = list(data.hits), list(data.trials)
         self._pooled = _pool(self._hits, self._trials, self._strength)
@@ -148,6 +149,12 @@ class LeadTimes:
         return tuple(self._leads)
 
     def restore(self, leads_s: Sequence[float]) -> None:
-        """Continue from exported leads; none leaves the prior in place."""
+        """Continue from exported leads; none leaves the prior in place.
+
+        Raises:
+            ValueError: One is not a number of seconds.
+        """
+        if not all(0.0 <= lead < inf for lead in leads_s):
+            raise ValueError(f"not lead times: {leads_s}")
         if leads_s:
-            self._leads = deque((max(0.0, lead) for lead in leads_s), maxlen=self._leads.maxlen)
+            self._leads = deque(leads_s, maxlen=self._leads.maxlen)

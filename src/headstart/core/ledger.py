@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from headstart.core.bets import Bet, BetId, BetKind, PredictorName
+from headstart.core.bets import Bet, BetId, PredictorName
 from headstart.core.policy import Refusal
 
 __all__ = ["Ledger", "LedgerStatistics", "PredictorRecord"]
@@ -74,7 +74,6 @@ class LedgerStatistics:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenBet:
     predictor: PredictorName
-    kind: BetKind
     probability: float
 
 
@@ -130,7 +129,7 @@ class Ledger:
         tally = self._tally(bet.predictor)
         tally.proposals += 1
         tally.admitted += 1
-        self._open[bet_id] = _OpenBet(predictor=bet.predictor, kind=bet.kind, probability=probability)
+        self._open[bet_id] = _OpenBet(predictor=bet.predictor, probability=probability)
 
     def hit(self, bet_id: BetId, *, hidden_s: float) -> None:
         """A claim used it; `hidden_s` is what the agent was spared.
