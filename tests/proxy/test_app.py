@@ -11,6 +11,7 @@ import websockets
 from tests.proxy.conftest import Exchange, ProxyMaker, RawClient, UpstreamMaker
 
 from headstart.bench.replay_model import Recording, serve
+from headstart.config.model import Upstream
 from headstart.core.stream import (
     GenerationEnded,
     GenerationStarted,
@@ -19,6 +20,7 @@ from headstart.core.stream import (
     ToolCallOpened,
 )
 from headstart.proxy import ProxyStatistics, UnreadCount
+from headstart.proxy.routes import Routes
 
 SECRET = "sk-very-secret-credential"
 
@@ -186,11 +188,22 @@ async def test_credentials_reach_the_upstream_and_nothing_else(
     request = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n{headers}Content-Length: 2\r\nConnection: close\r\n\r\n"
     )
-    async with upstream(answer) as up, proxied({"default": up.base_url, "dead": "http://127.0.0.1:1/v1"}) as proxy:
+    async with (
+        upstream(answer) as up,
+        proxied({"default": up.base_url, "dead": f"http://127.0.0.1:1/v1?key={SECRET}"}) as proxy,
+    ):
         await raw_request(proxy.port, request.encode() + b"{}")
-        refusal = await raw_request(proxy.port, request.replace("/v1/", "/dead/v1/").encode() + b"{}")
+        dead = request.replace("/v1/chat/completions", f"/dead/v1/chat/completions?key={SECRET}")
+        refusal = await raw_request(proxy.port, dead.encode() + b"{}")
         await proxy.ended(2)
-        kept = [repr(proxy.events), repr(proxy.app.statistics()), repr(vars(proxy.app)), everything_logged.text]
+        route = Routes([Upstream(prefix="x", base_url=f"http://h/v1?k={SECRET}")]).resolve(b"/x/v1/y", SECRET.encode())
+        kept = [
+            repr(route),
+            repr(proxy.events),
+            repr(proxy.app.statistics()),
+            repr(vars(proxy.app)),
+            everything_logged.text,
+        ]
     assert up.exchanges[0].head.count(SECRET.encode()) == 2
     assert b"own-" not in up.exchanges[0].head
     assert SECRET not in "\n".join(kept)

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Send
 from headstart.clock import Clock
 from headstart.core.stream import GenerationOutcome
 from headstart.ids import PrincipalId, SessionId
-from headstart.proxy.headers import BodyFraming, Header, request_headers, response_headers
+from headstart.proxy.headers import BodyFraming, Header, request_headers, response_headers, value_of
 from headstart.proxy.reading import GenerationReading
 from headstart.proxy.refusals import Refusal
 from headstart.proxy.routes import Route
@@ -109,7 +109,7 @@ class Exchange:
         request, framing = self._request, self._request.framing
         headers = request_headers(request.headers, framing=framing)
         if framing.chunked:
-            headers.append((b"transfer-encoding", b"chunked"))
+            headers.append((b"transfer-encoding", value_of(request.headers, b"transfer-encoding") or b"chunked"))
         connection.begin(
             method=request.method,
             target=request.route.target,
@@ -173,7 +173,7 @@ class Exchange:
         await Refusal(
             status=502,
             code="upstream_broke",
-            message=f"the upstream {upstream.prefix!r} ({upstream.base_url}) sent no response: {broken}",
+            message=f"the upstream {upstream.prefix!r} ({upstream.shown_url}) sent no response: {broken}",
             hint="look at the model server's log; the request can be sent again",
         ).send(send)
 
@@ -185,6 +185,6 @@ class Exchange:
         await Refusal(
             status=503 if full else 502,
             code="upstream_full" if full else "upstream_unreachable",
-            message=f"the upstream {upstream.prefix!r} ({upstream.base_url}) cannot be reached: {why}",
+            message=f"the upstream {upstream.prefix!r} ({upstream.shown_url}) cannot be reached: {why}",
             hint="wait for other requests to end" if full else hint,
         ).send(send)

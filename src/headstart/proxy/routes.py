@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from headstart.config.model import Upstream
@@ -39,18 +39,18 @@ class UpstreamTarget:
 
     Attributes:
         prefix: Its name in our paths.
-        base_url: As configured, for messages.
+        shown_url: As configured, for messages; without its query, which may hold a key.
         host_header: The `Host` it expects.
         base_path: Path that stands before what follows `/v1`, without a slash at its end.
         base_query: Query that every request gets (`api-version=…`), "" for none.
     """
 
     prefix: str
-    base_url: str
+    shown_url: str
     origin: Origin
     host_header: bytes
     base_path: bytes
-    base_query: bytes
+    base_query: bytes = field(repr=False)
 
     @classmethod
     def of(cls, upstream: Upstream) -> UpstreamTarget:
@@ -71,7 +71,7 @@ class UpstreamTarget:
         tls = url.scheme == "https"
         return cls(
             prefix=upstream.prefix,
-            base_url=upstream.base_url,
+            shown_url=upstream.base_url.partition("?")[0],
             origin=Origin(host=url.hostname, port=url.port or (443 if tls else 80), tls=tls),
             host_header=url.netloc.encode("idna" if not url.netloc.isascii() else "ascii"),
             base_path=url.path.rstrip("/").encode(),
@@ -91,13 +91,13 @@ class Route:
     Attributes:
         session: From the URL, else None.
         path: What followed `/v1`, as text, for choosing the wire format.
-        target: The request target upstream.
+        target: The request target upstream; never shown, some clients put their key into the query.
     """
 
     upstream: UpstreamTarget
     session: SessionId | None
     path: str
-    target: bytes
+    target: bytes = field(repr=False)
 
 
 class Routes:

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Coroutine
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headstart.proxy.upstream import ResponseHead, UpstreamBroke, UpstreamConnection
 
@@ -92,6 +95,21 @@ def test_chunks_are_there_when_they_come() -> None:
     connection.data_received(b"wo\r\n1\r\n!\r\n0\r\nx-trailer: 1\r\n\r\n")
     assert (now(connection.read()), now(connection.read())) == (b"wo!", b"")
     assert (b"x-trailer", b"1") not in now(connection.response_head()).headers
+
+
+@given(pieces=st.lists(st.binary(min_size=1, max_size=40), max_size=8), cuts=st.sets(st.integers(0, 600)))
+def test_however_a_stream_is_cut_its_bytes_come_out_equal(pieces: list[bytes], cuts: set[int]) -> None:
+    connection, _ = connected()
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    stream = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
+    places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    for start, stop in pairwise(places):
+        connection.data_received(stream[start:stop])
+    got = b""
+    while piece := now(connection.read()):
+        got += piece
+    assert got == b"".join(pieces)
+    assert connection.reusable
 
 
 def test_informational_responses_are_passed_over() -> None:

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from headstart.clock import Clock
@@ -66,7 +66,7 @@ class Asked:
     session: SessionId | None
     principal: PrincipalId
     hints: tuple[str, ...]
-    body: bytes | None
+    body: bytes | None = field(repr=False)
     content_encoding: bytes
 
 
