@@ -27,7 +27,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from headstart.bench.result import BenchResult
 
-__all__ = ["run"]
+__all__ = ["Plan", "measure", "run"]
 
 STREAMS = 100
 CHUNKS_PER_S = 100
@@ -39,7 +39,7 @@ _PACKAGE = "headstart.bench.proxy_load"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class Plan:
     """How much is measured."""
 
     single_rounds: int
@@ -49,7 +49,7 @@ class _Plan:
     bursts: int
 
     @classmethod
-    def of(cls, *, quick: bool) -> _Plan:
+    def of(cls, *, quick: bool) -> Plan:
         if quick:
             return cls(single_rounds=150, light_seconds=1.0, light_rounds=3, full_seconds=4.0, bursts=8)
         return cls(single_rounds=600, light_seconds=2.0, light_rounds=6, full_seconds=15.0, bursts=30)
@@ -96,7 +96,11 @@ async def run(*, quick: bool) -> BenchResult:
     Raises:
         TimeoutError: A process of the bench did not answer.
     """
-    plan = _Plan.of(quick=quick)
+    return await measure(Plan.of(quick=quick))
+
+
+async def measure(plan: Plan) -> BenchResult:
+    """Measure as much as `plan` says."""
     async with _child("upstream") as upstream:
         direct = await upstream.line()
         async with (
@@ -120,7 +124,7 @@ class _Measured:
         self._ports = dict(ports)
         self.streams: list[dict[str, Any]] = []
 
-    async def everything(self, plan: _Plan) -> None:
+    async def everything(self, plan: Plan) -> None:
         await self._alternate("warm-up", 5, streams=10, chunks=20, interval_ms=1)
         await self._alternate("single", plan.single_rounds, gap_s=APART_S, streams=1, chunks=3, interval_ms=0)
         chunks = int(plan.light_seconds * CHUNKS_PER_S)
