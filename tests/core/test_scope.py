@@ -216,14 +216,15 @@ def test_equal_calls_of_one_conversation_are_matched_in_their_order() -> None:
 
 def test_ids_that_the_client_sent_join_generations() -> None:
     talk = Talk()
+    assert talk.generation(hints=("metadata.thread_id=7",)) == talk.generation(hints=("metadata.thread_id=7",))
     one, _ = talk.generation(hints=("x-session-id=abc",))
     two, _ = talk.generation(hints=("x-session-id=abc",), opening="other")
     three, _ = talk.generation(hints=("x-session-id=def",))
     assert one.conversation == two.conversation != three.conversation
 
 
-@pytest.mark.parametrize("hint", ["user=ann", "metadata.user_id=ann"])
-def test_a_person_is_not_a_conversation(hint: str) -> None:
+@pytest.mark.parametrize("hint", ["user=ann", "safety_identifier=ann", "metadata.user_id=ann", "metadata.run=7"])
+def test_a_person_or_a_run_is_not_a_conversation(hint: str) -> None:
     talk = Talk()
     assert talk.generation(hints=(hint,))[0].conversation != talk.generation(hints=(hint,))[0].conversation
 

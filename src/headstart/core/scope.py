@@ -47,8 +47,10 @@ __all__ = ["Arrival", "Belonging", "ConversationId", "Joined", "Origin", "Scope"
 
 ConversationId = NewType("ConversationId", str)
 
-_PERSONS: Final = ("user=", "user_id=", "metadata.user_id=")
-"""Hints that name a person, not a conversation."""
+_SHARED_FIELDS: Final = frozenset({"user", "safety_identifier", "prompt_cache_key"})
+"""Hints that name a person or an application, each of which may hold many conversations."""
+_CONVERSATION_WORDS: Final = ("conversation", "session", "thread", "trajectory")
+"""What a metadata field that names a conversation has in its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ class Scope:
         conversation = self._find(event) or self._make(event)
         self._touch(conversation, event.at_s)
         for hint in event.hints:
-            if not hint.startswith(_PERSONS):
+            if _names_a_conversation(hint):
                 self._remember(conversation, conversation.hints, f"hint:{hint}")
         self._of_generation[event.generation] = conversation.id
         conversation.generations[event.generation] = None
@@ -215,7 +217,7 @@ class Scope:
         if event.session is not None:
             return self._named(event, event.session)
         for hint in event.hints:
-            found = () if hint.startswith(_PERSONS) else self._with_id(event.principal, f"hint:{hint}")
+            found = self._with_id(event.principal, f"hint:{hint}")
             if len(found) == 1:
                 return found[0]
         for wire_id in event.answered_calls:
@@ -359,6 +361,13 @@ class Scope:
         for conversation in list(self._conversations.values()):
             if conversation.principal == principal:
                 self._forget(conversation)
+
+
+def _names_a_conversation(hint: str) -> bool:
+    name = hint.partition("=")[0].lower()
+    if name.startswith("metadata."):
+        return any(word in name for word in _CONVERSATION_WORDS)
+    return name not in _SHARED_FIELDS
 
 
 _Key = TypeVar("_Key")
