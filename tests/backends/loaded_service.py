@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 
 from headstart.backends.contract import Backend, Command, Identity, Template
+from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
 from headstart.ids import SandboxId
 
@@ -33,7 +34,7 @@ async def main(kind: str, state_dir: Path, marker: str) -> None:
 
 
 def open_backend(kind: str, state_dir: Path) -> AbstractAsyncContextManager[Backend]:
-    return {"process": open_process_backend}[kind](state_dir)
+    return {"process": open_process_backend, "local": open_local_backend}[kind](state_dir)
 
 
 anyio.run(main, sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,14 +67,7 @@ class Nest:
         forks = [channel.pid for channel in self._forks]
         return await anyio.to_thread.run_sync(tree_usage, self._sandbox.pid, forks)
 
-    async def fork(
-        self,
-        client: SpawnerClient,
-        command: Command,
-        *,
-        plan: Mapping[str, Any],
-        plan_fds: Mapping[str, Sequence[int]],
-    ) -> Fork:
+    async def fork(self, client: SpawnerClient, command: Command, *, plan: Mapping[str, Any]) -> Fork:
         """Fork a server and return once it is confined. If cancelled, nothing is left of it.
 
         Every fork must be followed by one `let_go` of its channel, after it has ended.
@@ -96,7 +89,7 @@ class Nest:
                     cwd=command.cwd,
                     stdio=pipes.theirs,
                     plan=plan,
-                    plan_fds={"control_fd": theirs.fileno(), **plan_fds},
+                    plan_fds={"control_fd": theirs.fileno()},
                 )
                 await self._zygote.fork(request)
             await channel.wait_ready()

@@ -28,6 +28,7 @@ from headstart.backends.contract import (
 from headstart.backends.forked import ForkedSandbox, Nest, open_nest
 from headstart.backends.local import layout, metadata_block
 from headstart.backends.local.cgroups import Groups, find_places
+from headstart.backends.local.fork_group import ForkGroup
 from headstart.backends.local.guest import confine
 from headstart.backends.local.seccomp import SeccompProfile, build_filter
 from headstart.backends.spawner.accounting import tree_usage
@@ -45,6 +46,7 @@ _KIND = "headstart.backends.local.guest.kind"
 _NO_USAGE = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
 _BYTES_PER_INODE = 16_384
 _STAGING = "staging"
+_FORK_PREFIX = "fork"
 
 
 class Tree:
@@ -166,7 +168,11 @@ class LocalBackend:
         """See `Backend.prepare`. If cancelled, nothing is left of it."""
         if template.preload is None:
             return await self._build_tree(template, self._plan(template))
-        for_zygote: dict[str, Any] = {**self._plan(template), "overlays": [], "seccomp": self._filters[SeccompProfile.ZYGOTE]}
+        for_zygote: dict[str, Any] = {
+            **self._plan(template),
+            "overlays": [],
+            "seccomp": self._filters[SeccompProfile.ZYGOTE],
+        }
         tree = await self._build_tree(template, {**for_zygote, "zygote": True}, extra=_GUEST_MOUNTS)
         try:
             identity = Identity(sandbox=SandboxId(f"zygote-{tree.key}"))
@@ -223,33 +229,27 @@ class LocalBackend:
 
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
         entry = _entry(nest.template, identity)
-        group = f"f{next(self._keys)}"
-        joinable = self._groups.make(group, nest.template.limits, background=background)
-        try:
-            plan = {**self._plan(nest.template), "hostname": identity.hostname}
-            fork = await nest.fork(self._client, entry, plan=plan, plan_fds={"cgroup_fds": joinable})
-        except BaseException:
-            self._groups.remove(group)
-            raise
-        finally:
-            for descriptor in joinable:
-                os.close(descriptor)
+        plan = {**self._plan(nest.template), "hostname": identity.hostname, "cgroup_fds": list[int]()}
+        fork = await nest.fork(self._client, entry, plan=plan)
+        group = ForkGroup(
+            self._groups, f"{_FORK_PREFIX}{next(self._keys)}", nest.template.limits, background=background
+        )
+        self._client.run_soon(group.take_in, fork.channel.pid)
         return ForkedSandbox(
             identity.sandbox,
             fork,
             entry,
             nest=nest,
-            raise_priority=lambda: self._groups.raise_priority(group),
-            clean_up=lambda: self._groups.remove(group),
+            raise_priority=group.raise_priority,
+            clean_up=group.remove,
         )
 
     async def leftovers(self) -> Leftovers:
         """Count what the spawner has started (parked processes apart), and what is on disk."""
         counted = await self._client.count()
         folders = [entry for entry in self._run.iterdir() if entry.is_dir() and entry.name != _STAGING]
-        return Leftovers(
-            processes=counted["processes"], cgroups=self._groups.count() - counted["parked"], directories=len(folders)
-        )
+        groups = counted["groups"] + self._groups.count(_FORK_PREFIX)
+        return Leftovers(processes=counted["processes"], cgroups=groups, directories=len(folders))
 
 
 @asynccontextmanager

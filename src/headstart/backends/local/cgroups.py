@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.backends.contract import Limits
+from headstart.backends.spawner.guest.processes import descendants
 from headstart.backends.spawner.guest.runs import remove_cgroup
-from headstart.errors import BackendError
 
 __all__ = ["GroupSetting", "Groups", "Place", "find_places"]
 
 _WANTED = frozenset({"memory", "pids", "cpu", "cpuacct"})
 _PERIOD_US = 100_000
+_ROUNDS = 50
 _FULL_SHARES, _BACKGROUND_SHARES = 1024, 64
 _FULL_WEIGHT, _BACKGROUND_WEIGHT = 100, 6
 
@@ -117,25 +119,33 @@ class Groups:
             chosen.extend((folder, name, value) for name, value in _share_files(place, background=background))
         return chosen
 
-    def make(self, group: str, limits: Limits, *, background: bool) -> list[int]:
-        """Make a group with these limits; return descriptors through which a process can join it.
+    def make(self, group: str, limits: Limits, *, background: bool) -> None:
+        """Make a group with these limits.
 
         Raises:
-            BackendError: It cannot be made; nothing is left of it.
+            OSError: It cannot be made.
         """
-        joinable: list[int] = []
-        try:
-            for _, folder in self._at:
-                Path(folder, group).mkdir()
-                joinable.append(os.open(Path(folder, group, "cgroup.procs"), os.O_WRONLY | os.O_CLOEXEC))
-            for folder, name, value in self.settings(limits, background=background):
-                Path(folder, group, name).write_text(value)
-        except OSError as error:
-            for descriptor in joinable:
-                os.close(descriptor)
-            self.remove(group)
-            raise BackendError(f"a control group cannot be made: {error}") from error
-        return joinable
+        for _, folder in self._at:
+            Path(folder, group).mkdir()
+        for folder, name, value in self.settings(limits, background=background):
+            Path(folder, group, name).write_text(value)
+
+    def take_in(self, group: str, root: int) -> None:
+        """Move a process and all below it into a group; bounded, also against one that forks as fast as it can.
+
+        Raises:
+            OSError: The kernel refuses (not: a process has ended meanwhile).
+        """
+        moved: set[int] = set()
+        for _ in range(_ROUNDS):
+            members = {root, *descendants(root)} - moved
+            for pid in members:
+                for _, folder in self._at:
+                    with suppress(ProcessLookupError):
+                        Path(folder, group, "cgroup.procs").write_text(str(pid))
+            if not members:
+                return
+            moved |= members
 
     def remove(self, group: str) -> None:
         """Remove a group, killing what is in it; may take a moment."""
@@ -184,9 +194,10 @@ class Groups:
                 return _field(Path(folder, group, name), "oom_kill")
         return 0
 
-    def count(self) -> int:
-        """Return how many sandboxes' groups exist, in the hierarchy that has most."""
-        return max((sum(entry.is_dir() for entry in Path(folder).iterdir()) for _, folder in self._at), default=0)
+    def count(self, prefix: str) -> int:
+        """Return how many groups exist whose names begin so, in the hierarchy that has most."""
+        listed = [[entry.name for entry in Path(folder).glob("*")] for _, folder in self._at]
+        return max((sum(name.startswith(prefix) for name in names) for names in listed), default=0)
 
 
 def _limit_files(place: Place, limits: Limits) -> Iterable[tuple[str, str]]:

@@ -141,7 +141,7 @@ class ProcessBackend:
         folders = _Folders(self._run / identity.sandbox)
         entry = folders.entry(nest.template.command, identity)
         plan = folders.plan(nest.template, background=background)
-        fork = await nest.fork(self._client, entry, plan=plan, plan_fds={})
+        fork = await nest.fork(self._client, entry, plan=plan)
         return ForkedSandbox(
             identity.sandbox,
             fork,

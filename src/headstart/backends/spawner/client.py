@@ -11,7 +11,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,9 +85,9 @@ class SpawnerClient:
         await self._request({"op": "release", "template": template})
 
     async def count(self) -> Mapping[str, int]:
-        """Return how many `processes` and `parked` processes there are; none once the spawner is gone."""
+        """Return how many `processes` and control `groups` there are, what is parked apart; 0 once the spawner is gone."""
         if self._gone:
-            return {"processes": 0, "parked": 0}
+            return {"processes": 0, "groups": 0}
         return await self._request({"op": "count"})
 
     async def start(self, sandbox: SandboxId, template: str, order: Mapping[str, Any]) -> Started:
@@ -112,6 +112,10 @@ class SpawnerClient:
     def serve(self, channel: Channel) -> None:
         """Take a channel's messages for as long as the spawner is used."""
         self._tasks.start_soon(channel.serve)
+
+    def run_soon(self, function: Callable[[int], None], argument: int) -> None:
+        """Run something blocking in a worker thread; leaving `open_spawner` waits for it."""
+        self._tasks.start_soon(anyio.to_thread.run_sync, function, argument)
 
     async def close(self, sandbox: SandboxId, channel: Channel) -> None:
         """End a sandbox; return when nothing of it is left. Completes under cancellation, within 5 s."""
@@ -197,7 +201,7 @@ async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator
         process = await anyio.open_process(
             arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=None, env={}, start_new_session=True
         )
-    failure: Exception | None = None
+    failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
             client = SpawnerClient(link, tasks, process.pid)
@@ -205,7 +209,9 @@ async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator
             try:
                 await client.wait_ready()
                 yield client
-            except Exception as error:  # noqa: BLE001  carried past the task group, which would wrap it
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:  # noqa: BLE001  carried past the task group, which would wrap it
                 failure = error
             finally:
                 link.close()

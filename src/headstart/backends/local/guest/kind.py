@@ -3,7 +3,7 @@
 Attaching a process to a control group takes 7 ms when the machine has been quiet (the
 kernel waits for every CPU to notice), but nothing says that it must be done when a
 sandbox is wanted. So a few processes are *parked*: each is the first process of new PID,
-IPC and UTS namespaces and sits in its control groups already, waiting for an order. An
+IPC, UTS and network namespaces and sits in its control groups already, waiting for an order. An
 order names a template; the parked process then takes the template's mounts, lays its
 private parts over them, drops everything it could do, and serves as the sandbox's init.
 """
@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import time
 from typing import Any, NoReturn
 
 from headstart.backends.local.guest import lockdown, private, tree, userns
@@ -24,9 +25,12 @@ from headstart.backends.spawner.guest.wire import PeerGone, Wire
 
 __all__ = ["LocalKind", "make_kind"]
 
-_PARKED = 3
+_PARKED = 4
 _GROUP_RETRY_S = 0.002
-_NAMESPACES = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+_REFILL_AFTER_S = 0.05
+"""Attaching holds up every fork on the machine for a moment, so not while a sandbox is starting."""
+
+_NAMESPACES = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET
 
 
 class _Parked:
@@ -65,10 +69,12 @@ class LocalKind:
         else:
             userns.become_root_of_own()
             self._userns = -1
+        self._host_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         # Whoever holds the read end sees end of file when this process is gone, however it went.
         self._lifeline, self._held = os.pipe2(os.O_CLOEXEC)
         self._templates: dict[str, _Template] = {}
         self._parked: list[_Parked] = []
+        self._refill_at = 0.0
         self._in_group: dict[int, str] = {}  # init → its group
         self._doomed: dict[int, str] = {}  # init that has ended → its group, which is to be removed
         self._made_groups = 0
@@ -127,6 +133,7 @@ class LocalKind:
     def start(self, template: str, order: dict[str, Any], control: int) -> tuple[int, dict[str, Any]]:
         known = self._templates[template]
         parked = self._take_parked()
+        self._refill_at = time.monotonic() + _REFILL_AFTER_S
         parked.wire.send_with({**known.plan, **order}, [control, known.mounts])
         parked.wire.close()
         self._in_group[parked.pid] = parked.group
@@ -150,6 +157,7 @@ class LocalKind:
     def close_foreign_descriptors(self, mine: int) -> None:
         """Close what a parked process inherited and does not need."""
         keep = [0, 1, 2, mine, self._lifeline] + ([self._userns] if self._privileged else [])
+        keep.append(self._host_network)
         syscalls.close_all_descriptors_except(keep)
 
     def join_groups(self, group: str) -> None:
@@ -175,19 +183,18 @@ class LocalKind:
     def _confine(self, order: dict[str, Any], mounts: int, group: str) -> None:
         for base, name, value in order["group_settings"]:
             _write(f"{base}/{group}/{name}", value)
+        if order["network"] == "host":
+            syscalls.setns(self._host_network, syscalls.CLONE_NEWNET)
         syscalls.setns(mounts, syscalls.CLONE_NEWNS)
-        network = syscalls.CLONE_NEWNET if order["network"] == "none" else 0
-        syscalls.unshare(syscalls.CLONE_NEWNS | network)
+        syscalls.unshare(syscalls.CLONE_NEWNS)
         owner = userns.FIRST_ID + userns.SANDBOX_ID
         private.lay_private_parts(order, owner=(owner, owner) if self._privileged else None, masked=not order["zygote"])
-        if network:
-            private.bring_up_loopback()
         socket.sethostname(order["hostname"])
         if self._privileged:
             syscalls.setns(self._userns, syscalls.CLONE_NEWUSER)
             lockdown.become(userns.SANDBOX_ID, userns.SANDBOX_ID)
         else:
-            private.drop_host_proc()
+            private.hide_host_proc()
             userns.enter_own()
         lockdown.lock_down(order, dies_with_parent=True)
 
@@ -200,14 +207,18 @@ class LocalKind:
     def owns(self, pid: int) -> bool:
         return any(parked.pid == pid for parked in self._parked)
 
+    def count_groups(self) -> int:
+        return len(self._in_group) + len(self._doomed) if self._groups else 0
+
     def tend(self) -> float | None:
         """Park one process if some are missing; remove the groups of ended sandboxes."""
-        if len(self._parked) < _PARKED:
-            self._park()
         self._remove_doomed()
-        if len(self._parked) < _PARKED:
-            return 0.0
-        return _GROUP_RETRY_S if self._doomed else None
+        now = time.monotonic()
+        if len(self._parked) < _PARKED and now >= self._refill_at:
+            self._park()
+        if self._doomed:
+            return _GROUP_RETRY_S
+        return max(0.0, self._refill_at - now) if len(self._parked) < _PARKED else None
 
     def is_clean(self, pid: int) -> bool:
         return pid not in self._doomed
@@ -235,6 +246,7 @@ def _be_parked(theirs: socket.socket, *, group: str, kind: LocalKind) -> NoRetur
         mine = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 64)
         kind.close_foreign_descriptors(mine)
         kind.join_groups(group)
+        private.bring_up_loopback()
         sock = socket.socket(fileno=mine)
         order, (control, mounts) = Wire(sock).wait()
         sock.close()

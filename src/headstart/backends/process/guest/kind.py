@@ -67,6 +67,9 @@ class ProcessKind:
     def owns(self, pid: int) -> bool:  # noqa: ARG002
         return False
 
+    def count_groups(self) -> int:
+        return 0
+
     def close(self) -> None:
         self._run.remove()
 

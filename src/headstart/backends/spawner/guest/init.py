@@ -60,7 +60,7 @@ class Init:
             kernel does not see to that.
         ends_with_namespace: Exiting ends the sandbox (we are PID 1 of a namespace).
         at_end: Called last, when nothing is left below us.
-        limits: For every command, see `set_limits`.
+        limits: Ours, and so every command's; see `set_limits`.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class Init:
     def serve(self) -> NoReturn:
         """Run until the service or the spawner is gone, then end the sandbox."""
         reset_signals()
+        set_limits(self._limits)
         if not self._ends_with_namespace:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGCHLD, _do_nothing)
@@ -156,10 +157,12 @@ class Init:
             _send_signal(victim, signal.SIGKILL)
 
     def _execute(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Fork and exec. Fork, not spawn: a command that is to keep its tree together must say so itself."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        program = _find(message["argv"][0], message["env"].get("PATH", os.defpath), message["cwd"])
         pid = os.fork()
         if pid == 0:
-            _become(message, descriptors, write_end, self._limits, dies_with_parent=not self._ends_with_namespace)
+            _become(program, message, descriptors, write_end, dies_with_parent=not self._ends_with_namespace)
         for descriptor in [*descriptors, write_end]:
             os.close(descriptor)
         trouble = os.read(read_end, 16)  # nothing once exec succeeded, and always soon
@@ -194,13 +197,23 @@ def _send_signal(pid: int, number: int) -> None:
             raise
 
 
+def _find(name: str, path: str, folder: str | None) -> str:
+    """Look a program up in `path`, as execvp does; "" if it is nowhere."""
+    if "/" in name:
+        return name
+    candidates = [os.path.join(folder or "", part, name) for part in path.split(":")]
+    return next((found for found in candidates if os.access(found, os.X_OK) and not os.path.isdir(found)), "")
+
+
 def _become(
-    message: dict[str, Any], descriptors: list[int], trouble: int, limits: dict[str, int], *, dies_with_parent: bool
+    program: str, message: dict[str, Any], descriptors: list[int], trouble: int, *, dies_with_parent: bool
 ) -> NoReturn:
-    """Turn this fresh fork into the command; report through `trouble` if that is impossible."""
+    """Turn this fresh fork into the command; report through `trouble` if that is impossible.
+
+    Signals need no care: exec itself takes our one handler back, and none is ignored.
+    """
     try:
         os.setsid()
-        reset_signals()
         _place(descriptors)
         if message.get("own_tree"):
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
@@ -208,8 +221,7 @@ def _become(
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         if message["cwd"] is not None:
             os.chdir(message["cwd"])
-        set_limits(limits)
-        os.execvpe(message["argv"][0], message["argv"], message["env"])
+        os.execve(program, message["argv"], message["env"])
     except OSError as error:
         os.write(trouble, b"%d" % (error.errno or errno.EIO))
     finally:

@@ -13,7 +13,7 @@ Messages in (`seq` is answered with the same `seq`):
     `{"op": "prepare", "seq", "template", "plan"}`
     `{"op": "release", "seq", "template"}`
     `{"op": "start", "seq", "sandbox", "template", "order"}` with the init's control socket
-    `{"op": "count", "seq"}`             answered with `processes` and `parked`
+    `{"op": "count", "seq"}`             answered with `processes` and `groups`
     `{"op": "close", "seq", "sandbox"}`  answered when nothing of the sandbox is left
 
 Messages out: `{"event": "ready", …}`, `{"seq", …}` or `{"seq", "error"}`, and
@@ -73,6 +73,10 @@ class Kind(Protocol):
 
     def owns(self, pid: int) -> bool:
         """Whether a child that is no init is the kind's own."""
+        ...
+
+    def count_groups(self) -> int:
+        """How many control groups sandboxes have, or have left behind so far."""
         ...
 
     def close(self) -> None:
@@ -162,8 +166,8 @@ class Spawner:
 
     def _count(self) -> dict[str, Any]:
         below = processes.descendants(os.getpid())
-        parked = [pid for pid in below if self._kind.owns(pid)]
-        return {"processes": len(below) - len(parked), "parked": len(parked)}
+        own = sum(self._kind.owns(pid) for pid in below)
+        return {"processes": len(below) - own, "groups": self._kind.count_groups()}
 
     def _close(self, message: dict[str, Any]) -> dict[str, Any] | None:
         for pid, sandbox in self._inits.items():

@@ -78,6 +78,8 @@ _NR_CLONE, _NR_PIVOT_ROOT, _NR_SETNS, _NR_CAPSET = {
 _NR_OPEN_TREE, _NR_MOVE_MOUNT, _NR_CLOSE_RANGE, _NR_MOUNT_SETATTR = 428, 429, 436, 442  # the same everywhere
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
+_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
@@ -172,11 +174,7 @@ def move_mount(descriptor: int, target: str) -> None:
 
 
 def prctl(option: int, argument: int = 0, more: int = 0) -> int:
-    zero = ctypes.c_ulong(0)
-    return _check(
-        _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), ctypes.c_ulong(more), zero, zero),
-        f"prctl({option})",
-    )
+    return _check(_prctl(option, argument, more, 0, 0), f"prctl({option})")
 
 
 def forbid_new_privileges() -> None:

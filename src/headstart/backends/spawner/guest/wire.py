@@ -71,7 +71,11 @@ class Wire:
         """
         rights = array.array("i", descriptors)
         try:
-            self._sock.sendmsg([json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self._sock.sendmsg(
+                [json.dumps(message).encode()],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
+                socket.MSG_NOSIGNAL,
+            )
         except BlockingIOError:
             raise
         except (BrokenPipeError, ConnectionError) as error:
@@ -81,7 +85,7 @@ class Wire:
         """Send what is queued, as far as the peer takes it."""
         while self._outbox:
             try:
-                self._sock.send(self._outbox[0])
+                self._sock.send(self._outbox[0], socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
             except OSError as error:

@@ -1,0 +1,427 @@
+"""The local backend, as root and (from root, or by itself) as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from headstart.backends.contract import (
+    Command,
+    Identity,
+    Leftovers,
+    Limits,
+    Mount,
+    MountMode,
+    Network,
+    Prepared,
+    RunningSandbox,
+    Template,
+)
+from headstart.backends.local import LocalBackend, open_local_backend
+from headstart.backends.spawner.guest import processes
+from headstart.errors import BackendError, BackendUnavailable
+from headstart.ids import SandboxId
+
+pytestmark = pytest.mark.anyio
+
+ROOT = os.geteuid() == 0
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+ENTRY = Command(argv=("cat",), env=ENV)
+ORDINARY = Limits()
+as_root = pytest.mark.skipif(not ROOT, reason="needs root")
+
+
+def shell(script: str) -> Command:
+    return Command(argv=("sh", "-c", script), env=ENV)
+
+
+def template(
+    *mounts: Mount, network: Network = Network.NONE, limits: Limits = ORDINARY, command: Command = ENTRY
+) -> Template:
+    return Template(name="test", command=command, mounts=mounts, network=network, limits=limits)
+
+
+@asynccontextmanager
+async def backend_in(folder: Path) -> AsyncGenerator[LocalBackend]:
+    """Yield a backend, and skip where this machine has no namespaces for this user."""
+    async with skipping_opener(folder) as backend:
+        yield backend
+
+
+def skipping_opener(folder: Path) -> AbstractAsyncContextManager[LocalBackend]:
+    probe = subprocess.run(["unshare", "--user", "--mount", "true"], capture_output=True, check=False)
+    if not ROOT and probe.returncode != 0:
+        pytest.skip(f"user namespaces are not available: {probe.stderr.decode().strip()}")
+    return open_local_backend(folder)
+
+
+@asynccontextmanager
+async def sandbox_in(
+    folder: Path, given: Template | None = None, *, identity: Identity | None = None
+) -> AsyncGenerator[RunningSandbox]:
+    async with backend_in(folder) as backend:
+        prepared = await backend.prepare(given or template())
+        sandbox = await backend.start(prepared, identity or Identity(sandbox=SandboxId("sb_1")))
+        try:
+            yield sandbox
+        finally:
+            await sandbox.aclose()
+            await prepared.aclose()
+
+
+async def output(sandbox: RunningSandbox, script: str) -> str:
+    done = await sandbox.run(shell(script))
+    assert done.status.code == 0, done
+    return done.stdout.decode().strip()
+
+
+# ---------------------------------------------------------------- what a sandbox is
+
+
+async def test_a_sandbox_has_its_own_processes_hostname_and_network(tmp_path: Path) -> None:
+    identity = Identity(sandbox=SandboxId("sb_1"), hostname="mine", env={"WHOSE": "its own"})
+    async with sandbox_in(tmp_path, identity=identity) as sandbox:
+        assert await output(sandbox, "ls /proc | grep -c '^[0-9]'") in {"3", "4"}  # init, sh, ls, grep
+        assert await output(sandbox, "hostname") == "mine"
+        assert await output(sandbox, "cat /proc/net/dev | grep -c :") == "1"
+        assert await output(sandbox, "echo $WHOSE") == ""  # secrets are the entry command's
+        assert await output(sandbox, "pwd") == "/home/sandbox"
+
+
+async def test_a_sandbox_is_an_ordinary_user_without_capabilities(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        status = await output(sandbox, "cat /proc/self/status")
+        assert await output(sandbox, "id -u; id -g") == "1000\n1000"
+    assert set(re.findall(r"^Cap\w+:\s+(\w+)", status, re.MULTILINE)) == {"0" * 16}
+    assert "NoNewPrivs:\t1" in status
+    assert "Seccomp:\t2" in status
+
+
+async def test_nothing_of_the_host_shows_but_system_folders_and_mounts(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("do not read")
+    async with sandbox_in(tmp_path / "state") as sandbox:
+        assert set((await output(sandbox, "ls -A /")).split()) <= {
+            ".headstart", "bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32",
+            "mnt", "opt", "proc", "run", "sbin", "srv", "tmp", "usr", "var",
+        }  # fmt: skip
+        assert await output(sandbox, "ls -A /opt /srv /mnt /run | grep -v : | tr -d '\\n'") == ""
+        assert await output(sandbox, "ls -A /home") == "sandbox"
+        for path in (str(secret), "/etc/shadow", "/root", str(tmp_path), "/sys"):
+            assert (await sandbox.run(shell(f"cat {path} || ls {path}"))).status.code != 0, path
+
+
+async def test_the_service_shows_neither_by_its_arguments_nor_by_its_descriptors(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        assert await output(sandbox, "tr -d '\\0' < /proc/1/cmdline") == "headstart-init"
+        for path in ("/proc/1/environ", "/proc/1/fd", "/proc/1/root/", "/proc/1/cwd/", "/proc/1/mem"):
+            assert (await sandbox.run(shell(f"ls {path} && cat {path}"))).status.code != 0, path
+
+
+async def test_system_folders_are_read_only_and_private_ones_writable(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        for path in ("/usr/x", "/etc/x", "/x", "/dev/x", "/var/lib/x"):
+            assert (await sandbox.run(shell(f"touch {path}"))).status.code != 0, path
+        assert (
+            await output(sandbox, "touch ~/new /tmp/new /var/tmp/new /dev/shm/new && ls -A ~ /tmp | grep -c new") == "2"
+        )
+
+
+async def test_two_sandboxes_share_nothing(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        prepared = await backend.prepare(template())
+        first, second = [await backend.start(prepared, Identity(sandbox=SandboxId(name))) for name in ("sb_1", "sb_2")]
+        await output(first, "touch ~/new /tmp/new /dev/shm/new")
+        assert await output(second, "ls -A ~ /tmp /dev/shm | grep -c new || true") == "0"
+        await prepared.aclose()
+        assert await output(second, "echo lives on") == "lives on"
+        await first.aclose()
+        await second.aclose()
+        assert await backend.leftovers() == Leftovers()
+
+
+async def test_names_without_a_network_and_a_terminal_work(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        assert await output(sandbox, "getent hosts localhost | head -1 | tr -s ' '") in {
+            "127.0.0.1 localhost sandbox", "::1 localhost ip6-localhost ip6-loopback",
+        }  # fmt: skip
+        assert "pts" in await output(sandbox, "script -qec tty /dev/null </dev/null")
+
+
+# ---------------------------------------------------------------- mounts
+
+
+@pytest.mark.parametrize("mode", list(MountMode))
+async def test_a_mount_is_read_and_written_as_its_mode_says(tmp_path: Path, mode: MountMode) -> None:
+    source = tmp_path / "project"
+    (source / "folder").mkdir(parents=True)
+    (source / "folder" / "file").write_text("old")
+    mount = Mount(source=source, target=Path("/project"), mode=mode)
+    async with sandbox_in(tmp_path / "state", template(mount)) as sandbox:
+        assert await output(sandbox, "cat /project/folder/file") == "old"
+        written = (await sandbox.run(shell("echo new > /project/folder/file; touch /project/made"))).status.code == 0
+        inside = await output(sandbox, "cat /project/folder/file")
+    outside = (source / "folder" / "file").read_text().strip()
+    assert (written, inside, outside, (source / "made").exists()) == {
+        MountMode.READ_ONLY: (False, "old", "old", False),
+        MountMode.READ_WRITE: (True, "new", "new", True),
+        MountMode.OVERLAY: (True, "new", "old", False),
+    }[mode]
+    if (source / "made").exists():
+        assert (source / "made").stat().st_uid == os.geteuid()
+
+
+async def test_an_overlay_is_each_sandboxs_own_and_can_delete_what_it_covers(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "file").write_text("old")
+    mount = Mount(source=tmp_path / "project", target=Path("/project"), mode=MountMode.OVERLAY)
+    async with backend_in(tmp_path / "state") as backend:
+        prepared = await backend.prepare(template(mount))
+        first = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        second = await backend.start(prepared, Identity(sandbox=SandboxId("sb_2")))
+        assert await output(first, "rm /project/file; ls -A /project") == ""
+        assert await output(second, "ls -A /project") == "file"
+        await first.aclose()
+        await second.aclose()
+
+
+async def test_a_mount_below_a_private_folder_stays_visible(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    mounts = [Mount(source=tmp_path / "file", target=Path(t)) for t in ("/tmp/a/file", "/home/sandbox/file")]
+    async with sandbox_in(tmp_path / "state", template(*mounts)) as sandbox:
+        assert await output(sandbox, "cat /tmp/a/file ~/file; touch ~/other && ls ~") == "herehere" + "file\nother"
+
+
+async def test_a_missing_mount_is_an_error_that_names_it(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        with pytest.raises(BackendError, match="/does/not/exist is to be mounted"):
+            await backend.prepare(template(Mount(source=Path("/does/not/exist"), target=Path("/x"))))
+
+
+@as_root
+async def test_files_of_another_user_are_the_sandboxs_where_they_are_mounted(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir(mode=0o700)
+    os.chown(project, 4321, 4321)
+    mount = Mount(source=project, target=Path("/project"), mode=MountMode.READ_WRITE)
+    async with sandbox_in(tmp_path / "state", template(mount)) as sandbox:
+        assert await output(sandbox, "stat -c %u /project; touch /project/made; stat -c %u /usr") == "1000\n0"
+    assert (project / "made").stat().st_uid == 4321
+
+
+# ---------------------------------------------------------------- limits
+
+
+def limited(backend: LocalBackend) -> None:
+    if not backend.capabilities.limits:
+        pytest.skip("no control groups that this user may use")
+
+
+async def test_a_fork_bomb_stops_at_the_limit_and_harms_nobody(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        prepared = await backend.prepare(template(limits=Limits(pids=30)))
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        done = await sandbox.run(shell("for i in $(seq 100); do sleep 100 & done; wait"), timeout_s=10)
+        assert done.status.code != 0
+        assert b"fork" in done.stderr.lower() or b"resource" in done.stderr.lower()
+        other = await backend.start(prepared, Identity(sandbox=SandboxId("sb_2")))
+        assert await output(other, "echo fine") == "fine"
+        await sandbox.aclose()
+        await other.aclose()
+
+
+async def test_a_memory_bomb_is_killed_and_told_apart_from_other_kills(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        limited(backend)
+        prepared = await backend.prepare(template(limits=Limits(memory_bytes=60_000_000)))
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        bomb = await sandbox.run(shell("exec tail /dev/zero"), timeout_s=30)
+        assert (bomb.status.signal, bomb.status.out_of_memory) == (9, True)
+        killed = await sandbox.run(shell("kill -9 $$"))
+        assert (killed.status.signal, killed.status.out_of_memory) == (9, False)
+        await sandbox.aclose()
+
+
+async def test_the_private_folders_are_limited_together(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path, template(limits=Limits(scratch_bytes=5_000_000))) as sandbox:
+        done = await sandbox.run(shell("head -c 3000000 /dev/zero > ~/a && head -c 3000000 /dev/zero > /tmp/b"))
+    assert b"No space" in done.stderr
+
+
+async def test_usage_counts_what_the_sandbox_holds(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        before = await sandbox.usage()
+        await output(sandbox, "head -c 30000000 /dev/zero > /tmp/a; (sleep 1000 >/dev/null 2>&1 &)")
+        after = await sandbox.usage()
+    assert (before.processes, after.processes) == (0, 1)
+    if ROOT:
+        assert after.memory_bytes - before.memory_bytes > 25_000_000
+
+
+async def test_background_sandboxes_yield_until_somebody_waits(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        limited(backend)
+        prepared = await backend.prepare(template())
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")), background=True)
+        shares = [_cpu_shares(sandbox)]
+        await sandbox.raise_priority()
+        shares.append(_cpu_shares(sandbox))
+        await sandbox.aclose()
+    assert shares in ([64, 1024], [6, 100])
+
+
+def _cpu_shares(sandbox: RunningSandbox) -> int:
+    """Ask the host: find the group of the sandbox's init."""
+    pid = sandbox.pid  # type: ignore[attr-defined]
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        for at in (f"/sys/fs/cgroup/cpu{path}/cpu.shares", f"/sys/fs/cgroup{path}/cpu.weight"):
+            if names in {"cpu", "cpu,cpuacct", ""} and Path(at).exists():
+                return int(Path(at).read_text())
+    raise AssertionError("the sandbox is in no group with a CPU share")
+
+
+# ---------------------------------------------------------------- ends
+
+
+async def test_a_daemon_goes_with_its_sandbox(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        prepared = await backend.prepare(template())
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        await output(sandbox, "(setsid sleep 1000 </dev/null >/dev/null 2>&1 &)")
+        assert (await backend.leftovers()).processes == 2
+        await sandbox.aclose()
+        assert await backend.leftovers() == Leftovers()
+
+
+async def test_when_a_sandbox_dies_it_says_so(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        prepared = await backend.prepare(template())
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        async with sandbox.attach() as stdio:
+            os.kill(sandbox.pid, 9)
+            with anyio.fail_after(5), pytest.raises(BackendError, match="gone"):
+                await stdio.wait()
+        with pytest.raises(BackendError, match="gone"):
+            await sandbox.run(shell("true"))
+        await sandbox.aclose()
+        assert await backend.leftovers() == Leftovers()
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        prepared = await backend.prepare(template())
+        for step in range(12):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_cancel_after_steps, scope, step)
+                    sandbox = await backend.start(prepared, Identity(sandbox=SandboxId(f"sb_{step}")))
+                    await sandbox.aclose()
+                    tasks.cancel_scope.cancel()
+        assert await backend.leftovers() == Leftovers()
+
+
+async def _cancel_after_steps(scope: anyio.CancelScope, steps: int) -> None:
+    for _ in range(steps):
+        await anyio.lowlevel.checkpoint()
+    scope.cancel()
+
+
+async def test_thirty_starts_at_once_all_succeed(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        prepared = await backend.prepare(template())
+        answers: list[str] = []
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for number in range(30):
+                    tasks.start_soon(_start_and_ask, backend, prepared, number, answers)
+        assert sorted(answers, key=int) == [str(number) for number in range(30)]
+        assert await backend.leftovers() == Leftovers()
+
+
+async def _start_and_ask(backend: LocalBackend, prepared: Prepared, number: int, answers: list[str]) -> None:
+    sandbox = await backend.start(prepared, Identity(sandbox=SandboxId(f"sb_{number}")))
+    answers.append(await output(sandbox, f"echo {number}"))
+    await sandbox.aclose()
+
+
+@pytest.mark.parametrize("also_the_spawner", [False, True])
+async def test_the_service_killed_in_the_middle_of_a_load_leaves_nothing(
+    tmp_path: Path, also_the_spawner: bool
+) -> None:
+    async with backend_in(tmp_path / "probe"):
+        pass
+    marker = f"{876_000_000 + os.getpid()}"
+    service = Path(__file__).parents[1] / "loaded_service.py"
+    command = [sys.executable, str(service), "local", str(tmp_path), marker]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        with anyio.fail_after(30):
+            assert b"loaded" in await process.stdout.receive()
+        assert _processes_with(marker)
+        spawners = processes.children(process.pid)
+        process.kill()
+        for spawner in spawners if also_the_spawner else []:
+            os.kill(spawner, 9)
+        with anyio.fail_after(1.5):
+            while _processes_with(marker):  # noqa: ASYNC110  the kernel tells no event
+                await anyio.sleep(0.01)
+    async with backend_in(tmp_path) as backend:
+        assert len(list((tmp_path / "local").glob("run-*"))) == 1
+        assert await backend.leftovers() == Leftovers()
+        own = next((tmp_path / "local").glob("run-*")).name
+    assert not [group for group in _groups_of(spawners) if own not in group]
+
+
+def _processes_with(marker: str) -> list[str]:
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if marker.encode() in line and b"loaded_service" not in line:
+                found.append(entry.name)
+    return found
+
+
+def _groups_of(spawners: list[int]) -> list[str]:
+    """Control groups of runs of these spawners, wherever they were made."""
+    names = {f"headstart-run-{spawner}-" for spawner in spawners}
+    found = subprocess.run(
+        ["find", "/sys/fs/cgroup", "-maxdepth", "6", "-name", "headstart-run-*"], capture_output=True, check=False
+    )
+    return [path for path in found.stdout.decode().split() if any(name in path for name in names)]
+
+
+# ---------------------------------------------------------------- who may
+
+
+@as_root
+async def test_all_of_this_holds_for_an_ordinary_user(tmp_path: Path) -> None:
+    helper = Path(__file__).with_name("as_ordinary_user.py")
+    command = [sys.executable, str(helper), "-rs", "-p", "no:cacheprovider", __file__]
+    done = await anyio.run_process(
+        command, check=False, cwd=Path(__file__).parents[3], env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    if b"user namespaces are not available" in done.stdout:
+        pytest.skip("an ordinary user gets no user namespaces here")
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    assert done.stdout.split()[0].count(b".") > 15
+
+
+async def test_a_machine_that_cannot_is_told_what_is_missing(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(BackendUnavailable, match=r"Not a directory|File exists"):
+        async with open_local_backend(blocked):
+            pass
