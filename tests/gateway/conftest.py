@@ -13,7 +13,8 @@ import uvicorn
 from mcp.types import CallToolResult, TextContent
 
 from headstart.clock import ManualClock
-from headstart.gateway import Gateway, GatewayOptions, SessionLimits, open_gateway
+from headstart.gateway.app import Gateway, GatewayOptions, open_gateway
+from headstart.gateway.sessions import SessionLimits
 from headstart.runtime.contract import SessionMemory, ToolRuntime
 from headstart.testing.fake_runtime import FakeRuntime, FakeServer, catalogue_of
 

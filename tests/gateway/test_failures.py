@@ -8,7 +8,7 @@ from tests.gateway.conftest import Opened, served, text_of
 from tests.gateway.raw import Raw
 
 from headstart.errors import BudgetExceeded, HeadstartError, SandboxLost, ServerUnavailable, UnauthorizedUpstream
-from headstart.gateway import open_gateway
+from headstart.gateway.app import open_gateway
 from headstart.gateway.wire import Receive, Scope, Send, encode, send_json
 from headstart.ids import ResourceId
 from headstart.runtime.contract import ClientChannel, JsonObject, SessionScope

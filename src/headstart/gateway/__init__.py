@@ -1,19 +1,8 @@
 """In front of the tools: MCP in, the runtime behind.
 
-Above it, `cli` composes it into the service's one port; below it, it talks to
-`runtime.contract.ToolRuntime` only.
+Above it, `cli` composes `app.open_gateway` and `guard.PortGuard` into the service's one
+port; below it, it talks to `runtime.contract.ToolRuntime` only. Nothing is imported
+here, because `stdio` must start without the rest.
 """
 
-from headstart.gateway.app import Gateway, GatewayOptions, open_gateway
-from headstart.gateway.guard import PortGuard, principal_of_key
-from headstart.gateway.sessions import ForgetfulMemory, SessionLimits
-
-__all__ = [
-    "ForgetfulMemory",
-    "Gateway",
-    "GatewayOptions",
-    "PortGuard",
-    "SessionLimits",
-    "open_gateway",
-    "principal_of_key",
-]
+__all__: list[str] = []

@@ -239,9 +239,9 @@ def _checked(http: Http, message: JsonObject) -> InboundModernRoute | InboundLad
 
 
 def _mirrored_wrongly(http: Http, request: Request) -> InboundLadderRejection | None:
-    """Find a call whose `Mcp-Param-*` headers say other than its arguments."""
+    """Find a call whose `Mcp-Param-*` headers say other than its arguments (over stdio there are none)."""
     view = request.connection.view
-    if request.method != "tools/call" or view is None:
+    if request.method != "tools/call" or view is None or header(http.scope, b"x-headstart-stdio") is not None:
         return None
     schema = view.header_schema(str(request.params.get("name")))
     if schema is None:
