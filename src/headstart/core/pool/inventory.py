@@ -42,6 +42,9 @@ class Inventory:
         self._graves: deque[tuple[SandboxId, tuple[str, ...]]] = deque(maxlen=_GRAVEYARD)
         self._used_bytes = 0
         self._stopping_bytes = 0
+        self.ended = 0
+        self.ended_unused = 0
+        self.ended_unused_cpu_s = 0.0
 
     # ------------------------------------------------------------ looking
 
@@ -149,8 +152,15 @@ class Inventory:
                     self._drop_indexes(sandbox)
                 del self._all[sandbox.id]
                 self._graves.append((sandbox.id, tuple(sandbox.story)))
+                self._count_ended(sandbox)
             case _:
                 pass
+
+    def _count_ended(self, sandbox: Sandbox) -> None:
+        self.ended += 1
+        if sandbox.served == 0:
+            self.ended_unused += 1
+            self.ended_unused_cpu_s += sandbox.cpu_s
 
     def claim(self, sandbox: Sandbox, session: SessionId, *, call: CallId | None, at_s: float) -> None:
         """Give an unclaimed sandbox to a session (a shared one to all of its principal's)."""

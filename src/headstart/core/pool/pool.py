@@ -207,6 +207,9 @@ class Pool:
             sessions=len(self._book),
             calls=self._book.open_calls,
             backing_off=self._restarts.backing_off(at_s),
+            ended=self._inventory.ended,
+            ended_unused=self._inventory.ended_unused,
+            ended_unused_cpu_s=self._inventory.ended_unused_cpu_s,
         )
 
     def check_invariants(self) -> None:

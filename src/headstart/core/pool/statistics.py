@@ -19,6 +19,7 @@ class SandboxView:
         session: Who has claimed it, or whose identity it carries.
         age_s: Since it was wanted.
         memory_bytes: What it is charged with.
+        cpu_s: CPU-seconds so far.
         served: Calls so far.
         running: Calls now.
         stateful: Somebody may have left state in it.
@@ -33,6 +34,7 @@ class SandboxView:
     form: PrepareForm
     age_s: float
     memory_bytes: int
+    cpu_s: float
     served: int
     running: int
     stateful: bool
@@ -46,6 +48,8 @@ class PoolStatistics:
     Attributes:
         queued: Starts that wait for a slot or for memory.
         backing_off: Servers that are not started now because they failed.
+        ended: Sandboxes that are gone; of these, how many never served a call, and the
+            CPU-seconds that these had used.
     """
 
     sandboxes: tuple[SandboxView, ...]
@@ -57,6 +61,9 @@ class PoolStatistics:
     sessions: int
     calls: int
     backing_off: tuple[tuple[PrincipalId, ResourceId, float], ...]
+    ended: int
+    ended_unused: int
+    ended_unused_cpu_s: float
 
 
 def view(sandbox: Sandbox, at_s: float) -> SandboxView:
@@ -70,6 +77,7 @@ def view(sandbox: Sandbox, at_s: float) -> SandboxView:
         form=sandbox.form,
         age_s=max(0.0, at_s - sandbox.created_s),
         memory_bytes=sandbox.memory_bytes,
+        cpu_s=sandbox.cpu_s,
         served=sandbox.served,
         running=len(sandbox.running),
         stateful=bool(sandbox.stateful_for),
