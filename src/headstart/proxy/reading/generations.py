@@ -1,6 +1,6 @@
 """The copies' way: from the forwarding path into a bounded queue, and out as model events.
 
-Forwarding only appends to a queue and wakes one task. That task first stands back for three
+Forwarding only appends to a queue and wakes one task. That task first stands back for five
 milliseconds, so that bytes on their way pass before anything is parsed, then reads what has
 gathered for about one, and so on: parsing comes in batches and takes a bounded share of
 the event loop. The batch grows with the lag, a twentieth of it, so that the share follows the
@@ -34,7 +34,7 @@ __all__ = ["GenerationReading", "ModelReader", "ReadingLimits"]
 
 _log = logging.getLogger(__name__)
 
-PAUSE_S = 0.003
+PAUSE_S = 0.005
 LEAST_BATCH_S = 0.001
 MOST_BATCH_S = 0.005
 BATCH_PER_LAG = 0.05
