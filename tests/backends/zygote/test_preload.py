@@ -74,11 +74,9 @@ async def test_folders_made_are_recorded_and_those_that_were_there_are_not(tmp_p
 
 
 async def test_connections_and_programs_are_recorded(tmp_path: Path) -> None:
-    source = (
-        "import socket, subprocess\nsubprocess.run(['true'])\ns = socket.socket(); s.bind(('127.0.0.1', 0)); s.close()"
-    )
+    source = "import socket, subprocess\nsubprocess.run(['true'])\ns = socket.socket(); s.connect_ex(('127.0.0.1', 9)); s.close()"
     report = await audit(tmp_path, source)
-    assert list(report.connected) == ["socket.bind ('127.0.0.1', 0)"]
+    assert list(report.connected) == ["socket.connect ('127.0.0.1', 9)"]
     assert report.programs == {"true": "odd"}
 
 

@@ -12,6 +12,7 @@ from headstart.backends.zygote.process import (
     record_command,
     zygote_command,
 )
+from headstart.backends.zygote.recording import take_recording
 from headstart.backends.zygote.report import PreloadReport, Recording
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "fingerprint",
     "plan_entry",
     "record_command",
+    "take_recording",
     "zygote_command",
 ]

@@ -70,11 +70,13 @@ class PreloadReport:
         failed: Modules that could not be imported, with their errors.
         cpu_s: CPU-seconds that it took.
         threads: Names of threads that run besides the main one ("native" for those Python does not know).
+        thread_starters: After an audit: the modules that started them, with those that import them.
         files: What is open that was not open before.
         children: Child processes.
         native_generators: Modules whose random state cannot be renewed.
         pools_restorable: False if a native library's thread pool stays at one thread.
         reads: What importing read (`env:NAME`, `cwd`, `pid`, `user database`), and which module did.
+        retained: After a read of the whole environment (`env:*`): variables whose values were kept.
         environ_written: Environment variables that importing has set; forks set them too.
         written / connected / programs: Files left behind, addresses, programs run; and which module did.
     """
@@ -82,12 +84,14 @@ class PreloadReport:
     failed: Mapping[str, str]
     cpu_s: float
     threads: tuple[str, ...]
+    thread_starters: frozenset[str]
     files: tuple[str, ...]
     children: int
     native_generators: tuple[str, ...]
     pools_restorable: bool
     facts: Facts
     reads: Mapping[str, str]
+    retained: frozenset[str]
     environ_written: frozenset[str]
     written: Mapping[str, str]
     connected: Mapping[str, str]
@@ -100,12 +104,14 @@ class PreloadReport:
             failed={entry["name"]: entry["error"] for entry in told["failed"]},
             cpu_s=told["cpu_s"],
             threads=threads + ("native",) * (told["thread_count"] - 1 - len(threads)),
+            thread_starters=frozenset(told["thread_starters"]),
             files=tuple(told["files"]),
             children=told["children"],
             native_generators=tuple(told["native_generators"]),
             pools_restorable=told["pools_restorable"],
             facts=Facts.parse(told["facts"]),
             reads=told["reads"],
+            retained=frozenset(told["retained"]),
             environ_written=frozenset(told["environ_written"]),
             written=told["written"],
             connected=told["connected"],

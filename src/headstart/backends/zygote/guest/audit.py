@@ -4,7 +4,8 @@ What a module reads at import is frozen into every fork. A *deep* watch (done on
 the form is chosen) records it: environment variables, the working directory, the user
 database; and what was written or connected to. The shallow part (done at every preload)
 looks only at the end state: threads, open files, children; it leaves nothing behind,
-while an audit hook stays for the life of its process.
+while an audit hook stays for the life of its process. Modules that start threads are named
+by a deep watch, so that a program can be preloaded without them.
 
 The environment is watched by changing the *class* of `os.environ`: modules that keep a
 reference to it keep the real one, and it is plain again when the watch ends.
@@ -12,13 +13,14 @@ reference to it keep the real one, and it is plain again when the watch ends.
 
 from __future__ import annotations
 
+import gc
 import os
 import pwd
 import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from . import facts
@@ -48,6 +50,9 @@ STDLIB_WAY = frozenset(
 RENEWED = {"sysconfig": ("env:HOME", "env:PYTHONUSERBASE"), "multiprocessing.process": ("cwd",)}
 """What the standard library reads at import and `fresh.py` reads again: no reason against a fork."""
 
+SHORTEST_RETAINED = 4
+"""Shorter values ("1", "yes") are everywhere; finding one says nothing."""
+
 FILE_MAKERS = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1, "sqlite3.connect": 0}
 """Audit events that leave a file, and which of their arguments names it."""
 
@@ -60,6 +65,11 @@ class Watch:
         self._recording = False
         self._undo: list[Callable[[], None]] = []
         self._written: dict[str, str] = {}
+        self._iterated: Any = None
+        self._copying: object = None
+        self._threads = facts.thread_count()
+        self._importing: tuple[str, ...] = ()
+        self._thread_starters: set[str] = set()
         self.reads: dict[str, str] = {}
         self.connected: dict[str, str] = {}
         self.programs: dict[str, str] = {}
@@ -75,6 +85,7 @@ class Watch:
         self._recording = True
 
     def __exit__(self, *_: object) -> None:
+        self._look_for_threads()
         self._recording = False
         for undo in reversed(self._undo):
             undo()
@@ -89,15 +100,31 @@ class Watch:
         return {
             "threads": [thread.name for thread in threading.enumerate()][1:],
             "thread_count": facts.thread_count(),
+            "thread_starters": sorted(self._thread_starters),
             "files": sorted(opened.values()),
             "children": len(facts.child_processes()),
             "native_generators": [name for name in NATIVE_GENERATORS if name in sys.modules],
             "reads": self.reads,
+            "retained": _retained() if "env:*" in self.reads else [],
             "environ_written": sorted(self.environ_writes),
             "written": {path: who for path, who in self._written.items() if os.path.lexists(path)},
             "connected": self.connected,
             "programs": self.programs,
         }
+
+    def begins(self, module: str) -> None:
+        """Take note that a module is about to be imported (by us, or from the bodies now on the stack)."""
+        if not self._deep or not self._recording:
+            return
+        self._look_for_threads()
+        self._importing = (module, *_bodies())
+
+    def _look_for_threads(self) -> None:
+        """Hold the import before this moment, and whoever had asked for it, responsible for new threads."""
+        threads = facts.thread_count()
+        if threads > self._threads:
+            self._thread_starters.update(self._importing)
+        self._threads = threads
 
     def _read(self, what: str) -> None:
         if self._recording and what not in self.reads:
@@ -111,12 +138,16 @@ class Watch:
 
         class Watched(plain):
             def __getitem__(self, key: Any) -> Any:
-                watch._read("env:" + os.fsdecode(key))
+                if key != watch._iterated and _place() != watch._copying:
+                    watch._read("env:" + os.fsdecode(key))
                 return plain.__getitem__(self, key)
 
             def __iter__(self) -> Any:
                 watch._read("env:*")
-                return plain.__iter__(self)
+                watch._copying = _place()
+                for watch._iterated in plain.__iter__(self):
+                    yield watch._iterated
+                watch._iterated = None
 
             def __setitem__(self, key: Any, value: Any) -> None:
                 plain.__setitem__(self, key, value)
@@ -165,14 +196,16 @@ class Watch:
     def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._recording:
             return
-        if event == "open":
+        if event == "import":
+            self.begins(str(args[0]))
+        elif event == "open":
             if isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
                 self._wrote(args[0])
         elif event in FILE_MAKERS:
             path = args[FILE_MAKERS[event]]
             if event != "os.mkdir" or not os.path.lexists(path):
                 self._wrote(path)
-        elif event in ("socket.connect", "socket.bind"):
+        elif event == "socket.connect":  # what is only bound is seen among the open files, if it stays
             self.connected.setdefault(f"{event} {args[1]!r}", _reader())
         elif event == "subprocess.Popen":
             self.programs.setdefault(os.fsdecode(args[0] or args[1][0]), _reader())
@@ -185,12 +218,66 @@ class Watch:
             self._written.setdefault(name, _reader())
 
 
+def _bodies() -> list[str]:
+    """Name the modules whose bodies are being executed, innermost first."""
+    found: list[str] = []
+    frame: Any = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way up the stack
+    while frame is not None:
+        if frame.f_code.co_name == "<module>":
+            found.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    return [name for name in found if name != "__main__" and not name.startswith("_headstart_zygote")]
+
+
+def _retained() -> list[str]:
+    """Name the environment variables whose values are kept somewhere among the imported objects.
+
+    Whoever copies the whole environment (a settings class does, to pick what it knows) has
+    read everything; what counts is what it kept.
+    """
+    values = {value: name for name, value in os.environ.items() if len(value) >= SHORTEST_RETAINED}
+    paths = [value for value in values if value.startswith("/")]
+    own = {id(value) for value in (*values, *values.values(), *paths)}
+    found: set[str] = set()
+    for holder in gc.get_objects():
+        if holder is values or holder is paths:
+            continue
+        for text in _texts_in(holder):
+            if id(text) not in own:
+                found.update(values[path] for path in paths if text.startswith(path))
+                if text in values:
+                    found.add(values[text])
+    return sorted(found)
+
+
+def _texts_in(holder: object) -> Generator[str]:
+    """Yield the strings that an object holds itself, or in containers the collector does not track."""
+    open_ones: list[object] = [holder]
+    while open_ones:
+        for item in gc.get_referents(open_ones.pop()):
+            if type(item) is str:
+                yield item
+            elif type(item) in (dict, tuple) and not gc.is_tracked(item):
+                open_ones.append(item)
+
+
 def _reader() -> str:
     """Name the module whose code is behind the call that is being watched."""
+    frame = _reading_frame()
+    return "?" if frame is None else str(frame.f_globals.get("__name__"))
+
+
+def _place() -> object:
+    """Identify the instruction behind the call: `dict(os.environ)` lists all names, then asks for each."""
+    frame = _reading_frame()
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def _reading_frame() -> Any:
     frame: Any = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way up the stack
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name not in STDLIB_WAY and not name.startswith("_headstart_zygote"):
-            return str(name)
+            return frame
         frame = frame.f_back
-    return "?"
+    return None

@@ -118,7 +118,7 @@ def _preload(message: wire.Message) -> tuple[fork.Preloaded, wire.Message]:
     files_before = facts.open_files()
     watch = audit.Watch(deep=bool(message.get("audit")))
     with _threads_held(), _dressed_as(job), fresh.captured_output() as output, _collector_paused(), watch:
-        failed = _import_all(message["modules"])
+        failed = _import_all(message["modules"], watch)
     pools = facts.threaded_libraries()
     widen_pools = _pool_control() if pools else None
     enter = confinement.load(message["confine"]) if message.get("confine") else _stay
@@ -133,6 +133,7 @@ def _preload(message: wire.Message) -> tuple[fork.Preloaded, wire.Message]:
             output=output,
         ),
     )
+    report = watch.report(files_before)  # before the freeze, which hides objects from it
     gc.collect()
     gc.freeze()
     return preloaded, {
@@ -143,15 +144,16 @@ def _preload(message: wire.Message) -> tuple[fork.Preloaded, wire.Message]:
         "pools_restorable": not pools or widen_pools is not None,
         "output_bytes": sum(len(text) for text in output.values()),
         "facts": facts.interpreter(environ),
-        **watch.report(files_before),
+        **report,
     }
 
 
-def _import_all(names: Sequence[str]) -> list[dict[str, str]]:
+def _import_all(names: Sequence[str], watch: audit.Watch) -> list[dict[str, str]]:
     failed: list[dict[str, str]] = []
     for name in names:
         if name in sys.modules:
             continue
+        watch.begins(name)
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any module may fail in any way; it is listed

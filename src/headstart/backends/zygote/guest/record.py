@@ -26,28 +26,27 @@ def main(arguments: Sequence[str]) -> program.Job:
     words: list[str] = options.words[1:] if options.words[:1] == ["--"] else options.words
     control = facts.connect(options.control)
     before = dict(os.environ)
-    ours = set(sys.modules)
-    listener = threading.Thread(target=_answer, args=(control, before, ours), name="headstart-recorder", daemon=True)
+    listener = threading.Thread(target=_answer, args=(control, before), name="headstart-recorder", daemon=True)
     listener.start()
     return program.split_entry(words)
 
 
-def _answer(control: socket.socket, before: dict[str, str], ours: set[str]) -> None:
+def _answer(control: socket.socket, before: dict[str, str]) -> None:
     """Answer every `dump` until the other end closes."""
     with control:
         while True:
             received = wire.receive(control)
             if received is None:
                 return
-            wire.send(control, _recording(before, ours))
+            wire.send(control, _recording(before))
 
 
-def _recording(before: dict[str, str], ours: set[str]) -> wire.Message:
+def _recording(before: dict[str, str]) -> wire.Message:
     now = dict(os.environ)
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     modules = [
         {"name": name, "file": origin}
-        for name, origin in ((name, _origin(name)) for name in list(sys.modules) if name not in ours)
+        for name, origin in ((name, _origin(name)) for name in list(sys.modules))
         if origin is not None
     ]
     return {"op": "recorded", "modules": modules, "environ_changed": changed, "facts": facts.interpreter(before)}
@@ -56,7 +55,11 @@ def _recording(before: dict[str, str], ours: set[str]) -> wire.Message:
 def _origin(name: str) -> str | None:
     """Return the file (or `built-in`) that `import name` would load; None if it cannot be imported by name."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
-    if not isinstance(spec, importlib.machinery.ModuleSpec) or spec.name != name or name == "__main__":
+    if (
+        not isinstance(spec, importlib.machinery.ModuleSpec)
+        or spec.name != name
+        or name.startswith(("__main__", "_headstart_zygote"))
+    ):
         return None
     if spec.origin is None and spec.submodule_search_locations is not None:
         return "namespace"

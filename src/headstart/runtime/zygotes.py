@@ -1,0 +1,339 @@
+"""Choose from what a server starts, and check the choice: forked, it must be what it is cold.
+
+1. Start it cold under a recorder: its lists, one READ call, and what it has imported.
+2. Import the same in a preloader that is only looked at: what did importing read, write, start?
+3. Prepare a real zygote and start two sandboxes from it: lists and call must equal the cold ones.
+
+Whatever speaks against it makes the form `cold`, with the reason in plain words. A backend
+is used through its contract only, so what was checked is what will run. The recorder and
+the preloader of steps 1 and 2 are ordinary commands in sandboxes; they reach us over a
+unix socket in a folder that is mounted into them.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from headstart.backends.contract import Backend, Identity, Mount, MountMode, Preload, Prepared, RunningSandbox, Template
+from headstart.backends.zygote import (
+    GUEST_DIR,
+    ColdReason,
+    EntryPlan,
+    PreloadReport,
+    Recording,
+    ZygoteProcess,
+    audit_command,
+    fingerprint,
+    plan_entry,
+    record_command,
+    take_recording,
+)
+from headstart.clock import Clock, SystemClock
+from headstart.config.model import WarmupCall
+from headstart.core.events import PrepareForm
+from headstart.errors import BackendError
+from headstart.ids import IdSource, RandomIds, SandboxId
+from headstart.runtime.store import FormChoice
+from headstart.runtime.zygote_reasons import reason_to_start_cold
+from headstart.runtime.zygote_trial import Trial, TrialFailed, difference, try_server
+
+__all__ = ["CheckedForm", "FormCheck", "choose_form", "restore_form"]
+
+CONNECT_TIMEOUT_S = 30.0
+MORE_AUDITS = 4
+"""How often imports are repeated to get rid of threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormCheck:
+    """How to choose.
+
+    Attributes:
+        warmup: The READ call to compare; else the first tool that says it only reads and needs nothing.
+        session_env: Names whose values differ between sessions.
+        scratch: Where the control sockets' folder is made; its path must be short.
+        timeout_s: For all of it; longer means cold.
+    """
+
+    backend: Backend
+    warmup: WarmupCall | None = None
+    session_env: tuple[str, ...] = ()
+    scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    timeout_s: float = 180.0
+    clock: Clock = field(default_factory=SystemClock)
+    ids: IdSource = field(default_factory=RandomIds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedForm:
+    """What was chosen.
+
+    Attributes:
+        reason: Plain words for `init`, `status` and the trace.
+        preload: How the zygote is made; None for cold.
+        cold_start_s / zygote_start_s: From creating the sandbox to all lists read, as seen
+            while checking; None where it was not measured.
+        files / fingerprint: What it depends on; another fingerprint means: choose again.
+        prepared: The checked zygote itself, for the caller to keep and to close.
+    """
+
+    form: PrepareForm
+    reason: str
+    preload: Preload | None = None
+    cold_start_s: float | None = None
+    cold_cpu_s: float | None = None
+    cold_memory_bytes: int | None = None
+    zygote_start_s: float | None = None
+    zygote_cpu_s: float | None = None
+    zygote_memory_bytes: int | None = None
+    files: tuple[str, ...] = ()
+    fingerprint: str = ""
+    prepared: Prepared | None = None
+
+    def stored(self) -> FormChoice:
+        """Return what is worth remembering, as plain data; `restore_form` reads it."""
+        details = asdict(replace(self, prepared=None))
+        for name in ("form", "reason", "prepared"):
+            del details[name]
+        return FormChoice(form=self.form, reason=self.reason, details=details)
+
+
+def restore_form(stored: FormChoice) -> CheckedForm | None:
+    """Return the remembered choice, or None if the program's files have changed since.
+
+    Blocking: looks at every file that was imported, about 2 µs each.
+    """
+    details: Mapping[str, Any] = stored.details
+    if details["files"] and fingerprint(details["files"]) != details["fingerprint"]:
+        return None
+    told: Mapping[str, Any] | None = details["preload"]
+    preload = None
+    if told is not None:
+        words = {name: tuple(told[name]) for name in ("modules", "entry", "args", "options")}
+        preload = Preload(interpreter=told["interpreter"], **words)
+    plain = {name: value for name, value in details.items() if name not in ("preload", "files")}
+    return CheckedForm(form=stored.form, reason=stored.reason, preload=preload, files=tuple(details["files"]), **plain)
+
+
+class _StartsCold(Exception):
+    """Something speaks against a zygote; the text says what."""
+
+
+async def choose_form(template: Template, check: FormCheck) -> CheckedForm:
+    """Choose and check; never raises for what the program does, only for what the backend cannot do.
+
+    Cancelled, nothing is left running.
+    """
+    known: dict[str, Any] = {}
+    try:
+        with anyio.fail_after(check.timeout_s):
+            return await _choose(template, check, known)
+    except _StartsCold as reason:
+        return CheckedForm(form=PrepareForm.COLD, reason=str(reason), **known)
+    except TimeoutError:
+        return CheckedForm(
+            form=PrepareForm.COLD, reason=f"checking a zygote took longer than {check.timeout_s:g} s", **known
+        )
+
+
+async def _choose(template: Template, check: FormCheck, known: dict[str, Any]) -> CheckedForm:
+    if not check.backend.capabilities.zygotes:
+        raise _StartsCold(f"the {check.backend.name} backend cannot fork processes here")
+    plan = await anyio.to_thread.run_sync(plan_entry, template.command)
+    if isinstance(plan, ColdReason):
+        raise _StartsCold(plan.text)
+    recording, cold = await _record(template, check, plan)
+    files = (plan.interpreter, *(word for word in plan.entry if word.startswith("/")), *recording.files)
+    known |= {
+        "files": files,
+        "fingerprint": await anyio.to_thread.run_sync(fingerprint, files),
+        "cold_start_s": cold.start_s,
+        "cold_cpu_s": cold.usage.cpu_s,
+        "cold_memory_bytes": cold.usage.memory_bytes,
+    }
+    report, modules = await _audit_without_threads(template, check, plan, recording.modules)
+    reason = reason_to_start_cold(recording, report, check.session_env)
+    if reason is not None:
+        raise _StartsCold(reason)
+    preload = plan.preload(modules)
+    forked, prepared = await _prove(replace(template, preload=preload), check, cold)
+    return CheckedForm(
+        form=PrepareForm.ZYGOTE,
+        reason=_praise(recording, modules),
+        preload=preload,
+        zygote_start_s=forked.start_s,
+        zygote_cpu_s=forked.usage.cpu_s,
+        zygote_memory_bytes=forked.usage.memory_bytes,
+        prepared=prepared,
+        **known,
+    )
+
+
+async def _record(template: Template, check: FormCheck, plan: EntryPlan) -> tuple[Recording, Trial]:
+    """Step 1: a cold start that tells what it has imported."""
+    async with _listening(check) as (control, listener):
+        recorded = _with_guest(template, record_command(plan, control=control), listener)
+        try:
+            async with _started(recorded, check) as sandbox:
+                trial = await try_server(sandbox, warmup=check.warmup, clock=check.clock, while_up=listener.take)
+        except (TrialFailed, BackendError) as error:
+            raise _StartsCold(f"a recorded cold start failed: {error}") from error
+        if not isinstance(trial.taken, Recording):
+            raise _StartsCold("a cold start could not be recorded")
+        return trial.taken, trial
+
+
+def _praise(recording: Recording, modules: Sequence[str]) -> str:
+    later = len(recording.modules) - len(modules)
+    rest = f", imports {later} after the fork" if later else ""
+    return f"forks with {len(modules)} modules imported{rest}; answers as a cold start does"
+
+
+async def _audit_without_threads(
+    template: Template, check: FormCheck, plan: EntryPlan, modules: tuple[str, ...]
+) -> tuple[PreloadReport, tuple[str, ...]]:
+    """Step 2, repeated without the modules that start threads: those are left for after the fork."""
+    report = await _audit(template, check, plan, modules)
+    for _ in range(MORE_AUDITS):
+        remaining = tuple(name for name in modules if not _within(name, report.thread_starters))
+        if not report.threads or len(remaining) == len(modules):
+            break
+        modules = remaining
+        report = await _audit(template, check, plan, modules)
+    return report, tuple(name for name in modules if name not in report.failed)
+
+
+def _within(module: str, packages: frozenset[str]) -> bool:
+    """Tell whether importing `module` imports one of `packages` (itself, or a package that it is in)."""
+    parts = module.split(".")
+    return any(".".join(parts[:length]) in packages for length in range(1, len(parts) + 1))
+
+
+async def _audit(template: Template, check: FormCheck, plan: EntryPlan, modules: tuple[str, ...]) -> PreloadReport:
+    """Step 2: the same imports, looked at."""
+    async with _listening(check) as (control, listener):
+        audited = _with_guest(template, audit_command(plan, control=control), listener)
+        try:
+            async with _started(audited, check) as sandbox, sandbox.attach():
+                with ZygoteProcess(await listener.accept(), name=template.name) as process:
+                    return await process.preload(plan.preload(modules), audit=True, timeout_s=check.timeout_s)
+        except BackendError as error:
+            raise _StartsCold(f"its imports could not be repeated: {error}") from error
+
+
+async def _prove(template: Template, check: FormCheck, cold: Trial) -> tuple[Trial, Prepared]:
+    """Step 3: two forks that answer as the cold start did."""
+    try:
+        prepared = await check.backend.prepare(template)
+    except BackendError as error:
+        raise _StartsCold(str(error)) from error
+    try:
+        return await _two_forks(cold, prepared, check), prepared
+    except (TrialFailed, BackendError) as error:
+        await _close(prepared)
+        raise _StartsCold(f"a fork failed: {error}") from error
+    except BaseException:
+        await _close(prepared)
+        raise
+
+
+async def _two_forks(cold: Trial, prepared: Prepared, check: FormCheck) -> Trial:
+    """Return the second of two forks; the first touches memory that has never been used."""
+    first = await _fork_like(cold, prepared, check)
+    second = await _fork_like(cold, prepared, check)
+    if min(first.start_s, second.start_s) > cold.start_s:
+        raise _StartsCold("a fork starts no faster")
+    return second
+
+
+async def _fork_like(cold: Trial, prepared: Prepared, check: FormCheck) -> Trial:
+    """Start one sandbox from the zygote; it must show what the cold start has shown."""
+    sandbox = await check.backend.start(prepared, _identity(check))
+    try:
+        forked = await try_server(sandbox, warmup=check.warmup, clock=check.clock)
+    finally:
+        await sandbox.aclose()
+    differs = difference(cold, forked)
+    if differs is not None:
+        raise _StartsCold(differs)
+    return forked
+
+
+async def _close(prepared: Prepared) -> None:
+    with anyio.CancelScope(shield=True):
+        await prepared.aclose()
+
+
+@asynccontextmanager
+async def _started(template: Template, check: FormCheck) -> AsyncGenerator[RunningSandbox]:
+    """Run a sandbox of a template that is used once."""
+    prepared = await check.backend.prepare(replace(template, preload=None))
+    try:
+        sandbox = await check.backend.start(prepared, _identity(check))
+        try:
+            yield sandbox
+        finally:
+            await sandbox.aclose()
+    finally:
+        await _close(prepared)
+
+
+def _identity(check: FormCheck) -> Identity:
+    return Identity(sandbox=SandboxId(check.ids.new("check")))
+
+
+class _Listener:
+    """Waits for the guest to connect."""
+
+    def __init__(self, sock: socket.socket, folder: Path) -> None:
+        self._sock = sock
+        self.folder = folder
+
+    async def accept(self) -> socket.socket:
+        """Return the guest's connection.
+
+        Raises:
+            BackendError: It did not connect in time.
+        """
+        with anyio.move_on_after(CONNECT_TIMEOUT_S):
+            await anyio.wait_readable(self._sock)
+            return self._sock.accept()[0]
+        raise BackendError("the guest did not connect to its control socket")
+
+    async def take(self) -> Recording:
+        """Return what the program that is up has imported."""
+        return await take_recording(await self.accept())
+
+
+@asynccontextmanager
+async def _listening(check: FormCheck) -> AsyncGenerator[tuple[str, _Listener]]:
+    """Listen in a folder of our own, which any user inside may enter but not list."""
+    with tempfile.TemporaryDirectory(prefix="headstart-", dir=check.scratch) as name:
+        folder = Path(name)
+        await anyio.Path(folder).chmod(0o711)
+        path = folder / "control"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.bind(str(path))
+            await anyio.Path(path).chmod(0o666)
+            sock.listen(1)
+            sock.settimeout(0)
+            yield str(path), _Listener(sock, folder)
+
+
+def _with_guest(template: Template, argv: Sequence[str], listener: _Listener) -> Template:
+    """Let a sandbox run our guest code and reach the control socket."""
+    mounts = (
+        Mount(source=GUEST_DIR, target=GUEST_DIR),
+        Mount(source=listener.folder, target=listener.folder, mode=MountMode.READ_WRITE),
+    )
+    command = replace(template.command, argv=tuple(argv))
+    return replace(template, command=command, mounts=(*template.mounts, *mounts))
