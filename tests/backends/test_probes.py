@@ -29,6 +29,7 @@ EXPECTED = [
     "pidfd",
     "seccomp",
     "landlock",
+    "inotify",
     "KVM",
     "userfaultfd",
     "bpf cgroup hooks",

@@ -29,8 +29,9 @@ __all__ = ["main"]
 
 TRIAL_S = 2
 NOBODY = 65534
+INOTIFY_ENOUGH = 512
 CGROUP_NAME = "headstart-probe"
-SCRATCH = "/tmp"  # noqa: S108 - only as a place to mount over, in a namespace of our own
+SCRATCH = "/tmp"  # only as a place to mount over, in a namespace of our own
 
 Finding = tuple[str, str, str | None]  # status, found, cure (None where there is nothing to do)
 Hierarchy = tuple[str, list[str], str]  # version, controllers, our own group's directory
@@ -165,6 +166,14 @@ def control_groups() -> Finding:
     return WEAK if usable else MISSING, f"{present}; usable: {told}; not: {', '.join(lacking)}", cure
 
 
+def inotify() -> Finding:
+    """All sandboxes of a service count as one user to the kernel, and each that watches files needs an instance."""
+    instances = int(_read("/proc/sys/fs/inotify/max_user_instances"))
+    if instances < INOTIFY_ENOUGH:
+        return WEAK, f"{instances} instances for all sandboxes", "sysctl fs.inotify.max_user_instances=8192"
+    return OK, f"{instances} instances for all sandboxes", None
+
+
 TRIALS: dict[str, Callable[[], Finding]] = {
     "user namespaces (root)": user_namespaces,
     "user namespaces (ordinary user)": user_namespaces_unprivileged,
@@ -175,6 +184,7 @@ TRIALS: dict[str, Callable[[], Finding]] = {
     "pidfd": pidfd,
     "seccomp": seccomp,
     "landlock": landlock,
+    "inotify": inotify,
     "KVM": kvm,
     "userfaultfd": userfaultfd,
 }
