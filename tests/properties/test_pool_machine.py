@@ -43,7 +43,7 @@ MB = 1_000_000
 MEMORY = {"light": 50 * MB, "heavy": 200 * MB, "own": 80 * MB, "shared": 60 * MB}
 RESOURCES = tuple(ResourceId(name) for name in MEMORY)
 SESSIONS = tuple(SessionId(f"s{n}") for n in range(4))
-BUDGET = 400 * MB
+BUDGET = 280 * MB
 SLOTS = 2
 
 
@@ -129,6 +129,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert not self.waiting_without_start(), "a prediction went before a call that waits"
         else:
             assert sum(box.priority is not Priority.PREDICTED for box in running) < SLOTS
+        alive = [box.resource for box in self.boxes.values() if box.state != "stopping"]
+        assert start.resource != "shared" or "shared" not in alive, "a second one of what is shared"
         self.boxes[start.sandbox] = Box(start.resource, start.priority, start.session)
         used = sum(MEMORY[box.resource] for box in self.boxes.values())
         assert used <= BUDGET, "an admitted start exceeds the memory budget"

@@ -277,7 +277,7 @@ class World:
 
 @lru_cache
 def day(mode: Mode, *, known: bool = True, memory_mb: int = 6_000) -> World:
-    return World(mode, memory_bytes=memory_mb * MB).agents(40, every_s=8.0, known=known).run()
+    return World(mode, memory_bytes=memory_mb * MB).agents(24, every_s=8.0, known=known).run()
 
 
 def mean(numbers: Sequence[float]) -> float:
@@ -286,7 +286,7 @@ def mean(numbers: Sequence[float]) -> float:
 
 def test_predictive_waits_several_times_less_than_on_demand_for_less_memory_than_reserved() -> None:
     on_demand, predictive, reserved = day(Mode.ON_DEMAND), day(Mode.PREDICTIVE), day(Mode.RESERVED)
-    assert len(on_demand.waited_s) == len(predictive.waited_s) == len(reserved.waited_s) == 240
+    assert len(on_demand.waited_s) == len(predictive.waited_s) == len(reserved.waited_s) == 144
     assert mean(predictive.waited_s) * 4.5 < mean(on_demand.waited_s)
     assert predictive.peak_bytes < reserved.peak_bytes
     assert predictive.cpu_s < reserved.cpu_s
@@ -333,8 +333,8 @@ def test_the_record_and_the_trace_tell_the_same_story() -> None:
     preparations = [each for each in world.finished if isinstance(each, Preparation)]
     summaries = [each for each in world.finished if isinstance(each, SessionSummary)]
     steps = [each for each in world.finished if isinstance(each, Step)]
-    assert len(steps) == 240
-    assert len(summaries) == 40
+    assert len(steps) == 144
+    assert len(summaries) == 24
     assert all(record.open == 0 for record in records)
     assert sum(record.hits for record in records) == sum(each.won for each in preparations)
     hidden_s = sum(record.hidden_s for record in records)

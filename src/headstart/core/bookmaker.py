@@ -66,9 +66,10 @@ class Bookmaker:
         """Expect this much of a start to be hidden, as early as this predictor speaks."""
         return self._record(principal, predictor).leads.hidden_s(start_s)
 
-    def longest_lead_s(self, principal: PrincipalId, predictor: PredictorName) -> float:
-        """Return the longest time remembered from this predictor's word to the call."""
-        return max(self._record(principal, predictor).leads.export())
+    def usual_lead_s(self, principal: PrincipalId, predictor: PredictorName) -> float:
+        """Return the time from this predictor's word to the call that three of four calls keep."""
+        leads_s = sorted(self._record(principal, predictor).leads.export())
+        return leads_s[(len(leads_s) - 1) * 3 // 4]
 
     def heard(self, bet: Bet, backer: str, now_s: float) -> None:
         """Remember what was said, to judge it later."""

@@ -55,12 +55,14 @@ class Forecasts:
         return len(self._open)
 
     def add(self, forecast: Forecast) -> None:
-        """Take in a forecast; a repeated one keeps its first time, and the surer word."""
+        """Take in a forecast; a repeated one keeps its times, and the surer word.
+
+        Its end does not move, or a word repeated at every step would never be judged.
+        """
         key = (forecast.backer, forecast.resource, forecast.predictor)
         known = self._open.get(key)
         if known is not None:
-            until_s = max(known.until_s, forecast.until_s)
-            self._open[key] = replace(known, said=max(known.said, forecast.said), until_s=until_s)
+            self._open[key] = replace(known, said=max(known.said, forecast.said))
             return
         self._open[key] = forecast
         self._of_backer.setdefault(forecast.backer, {})[key] = None

@@ -4,9 +4,9 @@ A router's candidate or a likely successor is only a name and a probability. Her
 what the rule needs: what a start takes, how much of it this predictor usually hides, how
 long it is held in vain if nobody comes.
 
-How long a bet runs is learned too: half as long again as the longest lead remembered of
-its predictor, plus the start. A bet that would have been right a minute later costs a
-minute of memory; one that gives up just before its call costs the whole start.
+How long a bet runs is learned too: half as long again as three of four of its predictor's
+leads, plus the start. Waiting for the last one would hold memory for minutes; giving up
+just before most calls would cost whole starts.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class Foresight:
         estimate = self.estimate(principal, resource)
         if estimate is None:
             return None
-        longest_s = self._books.longest_lead_s(principal, predictor)
-        hold_s = estimate.start_s + min(_MOST_HOLD_S, max(_LEAST_HOLD_S, 1.5 * longest_s))
+        usual_s = self._books.usual_lead_s(principal, predictor)
+        hold_s = estimate.start_s + min(_MOST_HOLD_S, max(_LEAST_HOLD_S, 1.5 * usual_s))
         return Bet(
             kind=kind,
             predictor=predictor,

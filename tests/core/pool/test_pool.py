@@ -376,6 +376,28 @@ def test_a_call_claims_a_start_under_way_and_hides_what_is_behind_it() -> None:
     assert (won.waited_s, won.hidden_s) == (0.25, 0.75)
 
 
+def test_a_claimed_bet_no_longer_expires() -> None:
+    d = driven()
+    d.register()
+    d.open(A)
+    d.bet(lasts_s=2.0)
+    d.now_s = 1.0
+    d.call()
+    assert d.pass_time(60.0) == []
+    assert granted(1, 1) in d.ready(1)
+
+
+def test_a_shared_sandbox_that_a_bet_prepared_serves_all_sessions() -> None:
+    d = driven()
+    d.register(shared=True)
+    d.open(A, B)
+    d.bet(session=A)
+    assert d.bet(session=B) is Refusal.ALREADY_THERE
+    d.ready(1)
+    assert d.call(A) == [granted(1, 1)]
+    assert d.call(B) == [granted(2, 1)]
+
+
 def test_a_fresh_sandbox_goes_to_whichever_session_of_the_principal_asks_first() -> None:
     d = driven()
     d.register()
@@ -520,7 +542,29 @@ def test_a_predicted_start_uses_only_the_slots_that_claimed_starts_leave() -> No
     assert started(d.ready(1))[0].resource == "three"
 
 
+def test_a_prediction_does_not_start_while_a_call_waits_even_if_only_the_call_lacks_memory() -> None:
+    d = driven(memory_bytes=250 * MB)
+    d.register(GIT, memory_bytes=200 * MB)
+    d.register(EXCEL, memory_bytes=40 * MB)
+    d.open(A, B)
+    d.call(A, GIT)
+    d.ready(1, memory_bytes=200 * MB)
+    d.call(B, GIT)
+    assert d.bet(EXCEL) == []
+    assert started(d.abandons(2))[0].resource == EXCEL
+
+
 # ---------------------------------------------------------------- memory
+
+
+def test_a_start_that_a_call_waits_for_is_never_evicted() -> None:
+    d = driven(memory_bytes=150 * MB)
+    d.register(GIT)
+    d.register(EXCEL)
+    d.open(A, B)
+    d.call(A, GIT)
+    assert d.call(B, EXCEL) == []
+    assert granted(1, 1) in d.ready(1)
 
 
 def test_a_server_that_can_never_fit_is_refused_with_both_numbers_and_the_cure() -> None:
@@ -646,6 +690,29 @@ def test_a_failed_start_refuses_everyone_who_waits_and_backs_off() -> None:
     assert d.bet(session=B) is Refusal.BACKING_OFF
     d.now_s += told[0].retry_after_s
     assert started(d.call(B))
+
+
+def test_a_failure_refuses_also_those_who_wait_for_a_slot_to_start_the_same_server() -> None:
+    d = driven(starts_at_once=1)
+    d.register()
+    d.open(A, B)
+    d.call(A)
+    d.call(B)
+    told = [each for each in d.fails(1) if isinstance(each, RefuseLease)]
+    assert [each.refusal for each in told] == [LeaseRefusal.START_FAILED, LeaseRefusal.BACKING_OFF]
+    assert d.state(2) is SandboxState.GONE
+
+
+def test_a_claimed_bet_whose_start_fails_was_right_and_hid_nothing() -> None:
+    d = driven()
+    d.register()
+    d.open(A)
+    d.bet()
+    d.call()
+    d.fails(1)
+    [won] = d.pool.take_facts()
+    assert isinstance(won, StakeWon)
+    assert (won.session, won.call, won.hidden_s) == (A, None, 0.0)
 
 
 def test_after_a_back_off_one_start_goes_ahead_and_the_others_stand_behind_it() -> None:
