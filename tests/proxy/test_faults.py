@@ -84,7 +84,9 @@ async def test_more_streams_than_allowed_are_refused_at_once(
         release.set()
 
 
-@pytest.mark.parametrize("junk", [b"", b"SSH-2.0\r\n", b"HTTP/1.1 200 OK\r\nhalf a he"])
+@pytest.mark.parametrize(
+    "junk", [b"", b"SSH-2.0\r\n", b"HTTP/1.1 200 OK\r\nhalf a he", b"HTTP/1.1 999 ?\r\n\r\n", b"HTTP/1.1 101 X\r\n\r\n"]
+)
 async def test_an_upstream_that_sends_no_response_is_a_502(
     proxied: ProxyMaker, upstream: UpstreamMaker, raw_request: RawClient, junk: bytes
 ) -> None:

@@ -160,8 +160,8 @@ class Exchange:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_head(self, head: ResponseHead, send: Send) -> None:
-        if head.status == 101:
-            raise UpstreamBroke("it switched protocols without being asked to")
+        if head.status == 101 or head.status > 599:
+            raise UpstreamBroke(f"its status {head.status} is no answer to this request")
         self._response_started = True
         headers = response_headers(head.headers, status=head.status)
         if self._reading is not None:

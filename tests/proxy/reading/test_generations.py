@@ -127,13 +127,13 @@ def test_what_cannot_be_read_ends_unreadable_and_is_counted(headers: list[Header
 
 
 def test_when_the_queue_is_full_the_generation_is_dropped_and_others_are_read() -> None:
-    bench = Bench(queued_bytes=200)
+    bench = Bench(queued_bytes=2_000)
     slow, quick = bench.open(), bench.open()
     for reading in (slow, quick):
         reading.response_started(2.0, status=200, headers=SSE)
     for _ in range(1_000):
         slow.response_bytes(3.0, CHUNK)
-    assert bench.reader.queued_bytes <= 200
+    assert bench.reader.queued_bytes <= 2_000
     bench.reader.drain()
     quick.response_bytes(4.0, CHUNK + DONE)
     slow.ended(5.0, GenerationOutcome.COMPLETED)
@@ -153,6 +153,29 @@ def test_a_request_too_large_to_copy_still_starts_a_generation_that_is_read() ->
     bench.reader.drain()
     assert bench.ended() is GenerationOutcome.COMPLETED
     assert [one.reason for one in bench.told().unread] == ["request too large to read"]
+
+
+def test_request_bodies_on_their_way_share_the_bound_and_give_it_back() -> None:
+    bench = Bench(queued_bytes=2_000)
+    readings = [bench.reader.open(ChatCompletions(), route="", at_s=1.0) for _ in range(10)]
+    for reading in readings:
+        for _ in range(6):
+            reading.request_bytes(b"x" * 100)
+    assert 1_000 < bench.reader.queued_bytes <= 2_000
+    for reading in readings:
+        reading.ended(2.0, GenerationOutcome.CLIENT_LEFT)
+    assert bench.reader.queued_bytes == 0
+
+
+def test_a_response_without_end_is_given_up() -> None:
+    bench = Bench(response_bytes=1_000)
+    reading = bench.open()
+    reading.response_started(2.0, status=200, headers=SSE)
+    for _ in range(100):
+        reading.response_bytes(3.0, CHUNK)
+    bench.reader.drain()
+    assert bench.ended() is GenerationOutcome.UNREADABLE
+    assert [one.reason for one in bench.told().unread] == ["response too large to read"]
 
 
 def test_a_request_that_never_was_whole_says_nothing() -> None:
