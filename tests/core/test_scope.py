@@ -80,6 +80,15 @@ def test_a_generation_that_names_its_session_is_that_sessions_at_once() -> None:
     assert belonging.session == S1
 
 
+def test_a_name_that_only_the_model_url_uses_gives_way_to_the_session_that_calls() -> None:
+    talk = Talk()
+    talk.open(S1)
+    named = SessionId("run-1")
+    assert talk.generation("log", session=named)[0].session == named
+    assert talk.arrives("log", S1).joined is not None
+    assert talk.generation(session=named)[0].session == S1
+
+
 def test_the_same_call_in_a_stream_and_at_the_gateway_joins_conversation_and_session() -> None:
     talk = Talk()
     talk.open(S1)

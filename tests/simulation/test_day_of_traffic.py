@@ -22,6 +22,7 @@ from headstart.core.actions import action_key
 from headstart.core.bets import BetKind
 from headstart.core.broker import Broker, BrokerPolicy
 from headstart.core.events import (
+    CallAbandoned,
     CallArrived,
     CallReturned,
     Event,
@@ -30,6 +31,8 @@ from headstart.core.events import (
     RefuseLease,
     ResourceRegistered,
     SandboxBecameReady,
+    SandboxExited,
+    SandboxStartFailed,
     SandboxStopped,
     SessionClosed,
     SessionOpened,
@@ -86,6 +89,8 @@ class World:
     seed: int = 7
     memory_bytes: int = 2_000 * MB
     waste_cpu_share: float = 0.5
+    faults: float = 0.0
+    """The share of starts that fail, of warm sandboxes that die, of calls that are given up."""
     told: list[tuple[Event, tuple[Instruction, ...]]] = field(
         default_factory=list[tuple[Event, tuple[Instruction, ...]]], repr=False
     )
@@ -132,6 +137,12 @@ class World:
                 self.peak_bytes = max(self.peak_bytes, sum(self.running.values()))
                 assert len(self.starting) <= 2 * self.policy.pool.starts_at_once
                 assert sum(self.running.values()) <= self.memory_bytes
+                if self.goes_wrong():
+                    failed = SandboxStartFailed(
+                        at_s=self.now_s + server.start_s / 2, sandbox=instruction.sandbox, message="no"
+                    )
+                    self.at(failed.at_s, failed)
+                    return
                 ready = SandboxBecameReady(
                     at_s=self.now_s + server.start_s,
                     sandbox=instruction.sandbox,
@@ -179,16 +190,34 @@ class World:
             self.now_s, _, what = heapq.heappop(self.agenda)
             if isinstance(what, Iterator):
                 self.go_on(what)
-            elif isinstance(what, SandboxBecameReady) and what.sandbox in self.stopped:
-                continue
             else:
-                if isinstance(what, SandboxStopped):
-                    self.running.pop(what.sandbox)
-                if isinstance(what, SandboxBecameReady):
-                    self.starting.discard(what.sandbox)
-                self.tell(what)
+                self.happen(what)
         self.finished += self.broker.take_finished()
         return self
+
+    def happen(self, event: Event) -> None:
+        match event:
+            case SandboxBecameReady() | SandboxStartFailed() | SandboxExited() if event.sandbox in self.stopped:
+                return  # it was stopped before
+            case SandboxBecameReady():
+                self.starting.discard(event.sandbox)
+                if self.goes_wrong():
+                    died = SandboxExited(at_s=self.now_s + 1.0, sandbox=event.sandbox, message="signal 9")
+                    self.at(died.at_s, died)
+            case SandboxStopped() | SandboxStartFailed() | SandboxExited():
+                self.starting.discard(event.sandbox)
+                self.running.pop(event.sandbox)
+            case CallAbandoned():
+                if event.call not in self.waits:
+                    return  # it was granted or refused before
+                _, agent = self.waits.pop(event.call)
+                self.at(self.now_s, agent)
+            case _:
+                pass
+        self.tell(event)
+
+    def goes_wrong(self) -> bool:
+        return self.faults > 0.0 and self.random.random() < self.faults
 
     def go_on(self, agent: Agent) -> None:
         wanted = next(agent, None)
@@ -215,6 +244,8 @@ class World:
             wire_id = f"{session}-{turn}"
             yield from self.think(session if known else None, session, server, turn, answered, wire_id)
             yield from self.call(session, server, turn)
+            if self.goes_wrong():
+                break
             answered = (wire_id,)
             server = self.random.choices(SERVERS[server].then, weights=(4, 1))[0]
         self.tell(SessionClosed(at_s=self.now_s, session=session))
@@ -262,6 +293,8 @@ class World:
     def call(self, session: SessionId, server: str, turn: int) -> Agent:
         call = CallId(f"c{next(self.names)}")
         arguments = f'{{"n":"{session}-{turn}"}}'
+        if self.goes_wrong():
+            self.at(self.now_s + 0.5, CallAbandoned(at_s=self.now_s + 0.5, call=call))
         yield CallArrived(
             at_s=self.now_s,
             call=call,
@@ -272,6 +305,9 @@ class World:
             read_only=True,
         )
         yield 0.3
+        if self.goes_wrong():
+            self.tell(CallAbandoned(at_s=self.now_s, call=call))
+            return
         self.tell(CallReturned(at_s=self.now_s, call=call, sent_s=self.now_s - 0.3, answered_s=self.now_s))
 
 
@@ -325,6 +361,19 @@ def test_a_replay_of_the_events_gives_the_same_instructions(mode: Mode) -> None:
     broker = Broker(world.policy, SequentialIds())
     for event, instructions in world.told:
         assert tuple(broker.handle(event)) == instructions
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_starts_that_fail_sandboxes_that_die_and_agents_that_leave_break_no_promise(mode: Mode) -> None:
+    world = World(mode, memory_bytes=450 * MB, faults=0.15, seed=3)
+    world.agents(30, every_s=5.0).run()  # after every event the invariants are asserted
+    assert any(isinstance(event, SandboxExited) for event, _ in world.told)
+    assert not world.waits
+    left = world.broker.statistics(world.now_s)
+    assert (left.pool.sessions, left.pool.calls) == (0, 0)
+    assert all(record.open == 0 for record in left.predictors.records)
+    broker = Broker(world.policy, SequentialIds())
+    assert all(tuple(broker.handle(event)) == instructions for event, instructions in world.told)
 
 
 def test_the_record_and_the_trace_tell_the_same_story() -> None:

@@ -285,6 +285,9 @@ class Scope:
         self._touch(meant, event.at_s)
         if event.session in meant.sessions:
             return Arrival(origin=origin)
+        for named in [each for each in meant.sessions if each not in self._principals]:
+            del meant.sessions[named]  # only a model URL's name; no tool client ever came under it
+            _discard(self._of_session, named, meant.id)
         self._join(meant, event.session)
         return Arrival(origin=origin, joined=Joined(conversation=meant.id, session=event.session))
 

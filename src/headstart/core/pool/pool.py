@@ -76,16 +76,20 @@ class Pool:
         policy: Its mode and limits.
         ids: Makes sandbox ids.
         estimates: What starts take; the pool teaches it what they took.
+
+    Attributes:
+        inventory: All sandboxes, for looking only.
+        book: The open sessions and calls, for looking only.
     """
 
     def __init__(self, policy: PoolPolicy, ids: IdSource, estimates: Estimates) -> None:
         self._policy = policy
         self._estimates = estimates
         self._servers = Servers(estimates, memory_bytes=policy.memory_bytes)
-        self._inventory = Inventory()
-        self._deadlines = Deadlines(self._inventory)
+        self.inventory = Inventory()
+        self._deadlines = Deadlines(self.inventory)
         self._stakes = Stakes(estimates)
-        self._book = CallBook()
+        self.book = CallBook()
         self._restarts = Restarts(
             first_s=policy.backoff_s, cap_s=policy.backoff_cap_s, forgiven_after_s=policy.forgiven_after_s
         )
@@ -93,20 +97,20 @@ class Pool:
             policy=policy,
             ids=ids,
             servers=self._servers,
-            inventory=self._inventory,
+            inventory=self.inventory,
             restarts=self._restarts,
             deadlines=self._deadlines,
         )
         self._placements = Placements(
             policy=policy,
             servers=self._servers,
-            inventory=self._inventory,
-            book=self._book,
+            inventory=self.inventory,
+            book=self.book,
             restarts=self._restarts,
             deadlines=self._deadlines,
         )
         self._starts = StartQueue(
-            self._inventory,
+            self.inventory,
             slots=policy.starts_at_once,
             memory_bytes=policy.memory_bytes,
             may_start=lambda each: self._restarts.may_start(each.principal, each.resource, self._now_s),
@@ -169,16 +173,6 @@ class Pool:
         dues = (self._deadlines.next_s(), self._provision.next_refill_s())
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
-    @property
-    def inventory(self) -> Inventory:
-        """All sandboxes, for looking only."""
-        return self._inventory
-
-    @property
-    def book(self) -> CallBook:
-        """The open sessions and calls, for looking only."""
-        return self._book
-
     def estimate(self, principal: PrincipalId, resource: ResourceId) -> Estimate:
         """Return what a start takes and holds.
 
@@ -192,24 +186,24 @@ class Pool:
 
     def is_idle(self, sandbox: SandboxId) -> bool:
         """Whether it is leased, warm and without a call."""
-        found = self._inventory.find(sandbox)
+        found = self.inventory.find(sandbox)
         return found is not None and found.idle
 
     def statistics(self, at_s: float) -> PoolStatistics:
         """Return a snapshot."""
         return PoolStatistics(
-            sandboxes=tuple(view(each, at_s) for each in self._inventory),
-            used_bytes=self._inventory.used_bytes,
+            sandboxes=tuple(view(each, at_s) for each in self.inventory),
+            used_bytes=self.inventory.used_bytes,
             memory_bytes=self._policy.memory_bytes,
-            starting=len(self._inventory.starting()),
+            starting=len(self.inventory.starting()),
             starts_at_once=self._policy.starts_at_once,
-            queued=sum(self._inventory.queued(priority) for priority in Priority),
-            sessions=len(self._book),
-            calls=self._book.open_calls,
+            queued=sum(self.inventory.queued(priority) for priority in Priority),
+            sessions=len(self.book),
+            calls=self.book.open_calls,
             backing_off=self._restarts.backing_off(at_s),
-            ended=self._inventory.ended,
-            ended_unused=self._inventory.ended_unused,
-            ended_unused_cpu_s=self._inventory.ended_unused_cpu_s,
+            ended=self.inventory.ended,
+            ended_unused=self.inventory.ended_unused,
+            ended_unused_cpu_s=self.inventory.ended_unused_cpu_s,
         )
 
     def check_invariants(self) -> None:
@@ -218,11 +212,11 @@ class Pool:
         Raises:
             AssertionError: It does not; the message has the story.
         """
-        self._inventory.check()
-        self._book.check()
-        for sandbox in self._inventory:
+        self.inventory.check()
+        self.book.check()
+        for sandbox in self.inventory:
             for call_id in (*sandbox.waiting, *sandbox.running):
-                call = self._book.call(call_id)
+                call = self.book.call(call_id)
                 if call is None or call.sandbox != sandbox.id or call.granted != (call_id in sandbox.running):
                     raise AssertionError(f"{sandbox.id} has {call_id}, the book says {call}")
 
@@ -244,20 +238,20 @@ class Pool:
 
     def keep(self, sandbox: SandboxId, stake: Stake) -> None:
         """Keep an idle sandbox for as long as a bet on its next use runs."""
-        kept = self._inventory.expect(sandbox, "keep")
+        kept = self.inventory.expect(sandbox, "keep")
         kept.stake = stake
         self._deadlines.set(kept, stake.expires_s)
 
     def stop(self, sandbox: SandboxId, reason: StopReason) -> list[Instruction]:
         """Stop a sandbox that is not worth having, unless a call needs it."""
-        found = self._inventory.expect(sandbox, "stop")
+        found = self.inventory.expect(sandbox, "stop")
         if found.alive and not found.busy:
             self._stop(found, reason)
         return self._settle()
 
     def stake_on(self, sandbox: SandboxId) -> Stake | None:
         """Return the open bet on a sandbox that nobody has claimed yet."""
-        found = self._inventory.find(sandbox)
+        found = self.inventory.find(sandbox)
         return found.stake if found is not None and found.alive and not found.claimed else None
 
     def rebind(self, principal: PrincipalId, backer: str, session: SessionId) -> None:
@@ -274,19 +268,19 @@ class Pool:
         if not self._servers.withdraw(event.principal, event.resource):
             return
         self._restarts.forget(event.principal, event.resource)
-        for sandbox in self._inventory.of(event.principal, event.resource):
+        for sandbox in self.inventory.of(event.principal, event.resource):
             for call in self._waiting(sandbox):
                 self._refuse(call, refusals.unknown_resource(call.id, event.resource))
             self._stop(sandbox, StopReason.WITHDRAWN)
 
     def _session_opened(self, event: SessionOpened) -> None:
-        session = self._book.open(event)
+        session = self.book.open(event)
         if self._policy.mode in {Mode.EAGER, Mode.RESERVED} and not self._draining:
             for resource in event.resources:
                 self._provision.provide(session, resource, self._now_s)
 
     def _session_closed(self, event: SessionClosed) -> None:
-        session = self._book.close(event.session)
+        session = self.book.close(event.session)
         if session is None:
             return
         for call_id in session.calls:
@@ -299,7 +293,7 @@ class Pool:
             elif owned is not None:
                 starting = owned.state is SandboxState.STARTING
                 self._stop(owned, StopReason.UNWANTED if starting else StopReason.SESSION_CLOSED)
-            for sandbox in self._inventory.shelf(session.principal, spec.resource):
+            for sandbox in self.inventory.shelf(session.principal, spec.resource):
                 if session.id in {sandbox.session, sandbox.stake.backer if sandbox.stake else None}:
                     self._stop(sandbox, StopReason.SESSION_CLOSED)
 
@@ -307,7 +301,7 @@ class Pool:
         """Refuse who waits, stop what is idle; what answers calls stops when they are answered."""
         self._draining = True
         self._provision.close()
-        for sandbox in self._inventory:
+        for sandbox in self.inventory:
             for call in self._waiting(sandbox):
                 self._refuse(call, refusals.draining(call.id))
             if sandbox.alive and not sandbox.running:
@@ -316,9 +310,9 @@ class Pool:
     # ------------------------------------------------------------ calls
 
     def _call_arrived(self, event: CallArrived) -> None:
-        if self._book.call(event.call) is not None:
+        if self.book.call(event.call) is not None:
             raise InvalidTransition(subject=event.call, state="arrived", event="CallArrived", story=())
-        session = self._book.session(event.session)
+        session = self.book.session(event.session)
         if self._draining:
             self._out.append(refusals.draining(event.call))
         elif session is None:
@@ -326,13 +320,13 @@ class Pool:
         elif (spec := self._servers.find(session.principal, event.resource)) is None:
             self._out.append(refusals.unknown_resource(event.call, event.resource))
         elif spec.remote:
-            self._book.add(event).granted = True
+            self.book.add(event).granted = True
             self._out.append(GrantLease(call=event.call, sandbox=None))
         elif event.resource in session.lost:
             session.lost.discard(event.resource)
             self._out.append(refusals.state_lost(event.call, event.resource))
         else:
-            self._find_sandbox(self._book.add(event), session, spec)
+            self._find_sandbox(self.book.add(event), session, spec)
 
     def _find_sandbox(self, call: Call, session: OpenSession, spec: ResourceRegistered) -> None:
         sandbox = self._provision.obtain(session, spec, call=call, now_s=self._now_s)
@@ -360,7 +354,7 @@ class Pool:
             return
         sandbox.waiting[call.id] = None
         if sandbox.priority is not Priority.CLAIMED:
-            self._inventory.set_priority(sandbox, Priority.CLAIMED)
+            self.inventory.set_priority(sandbox, Priority.CLAIMED)
             if sandbox.state is SandboxState.STARTING:
                 self._out.append(RaisePriority(sandbox=sandbox.id))
 
@@ -377,7 +371,7 @@ class Pool:
         self._stakes.answered(sandbox, call=call.id, session=call.session, arrived_s=call.arrived_s, now_s=self._now_s)
 
     def _call_returned(self, event: CallReturned) -> None:
-        call = self._book.call(event.call)
+        call = self.book.call(event.call)
         if call is None:
             return
         if not call.granted:
@@ -385,12 +379,12 @@ class Pool:
         self._end_call(call)
 
     def _call_abandoned(self, event: CallAbandoned) -> None:
-        call = self._book.call(event.call)
+        call = self.book.call(event.call)
         if call is not None:
             self._end_call(call)
 
     def _end_call(self, call: Call) -> None:
-        self._book.remove(call)
+        self.book.remove(call)
         sandbox = self._sandbox_of(call)
         if sandbox is None:
             return  # a remote server's, or it died under the call
@@ -399,34 +393,34 @@ class Pool:
         if sandbox.state is not SandboxState.QUEUED:
             self._maybe_idle(sandbox)
         elif sandbox.by_mode and not sandbox.waiting:
-            self._inventory.set_priority(sandbox, Priority.CONFIGURED)
+            self.inventory.set_priority(sandbox, Priority.CONFIGURED)
         elif not sandbox.waiting:
             self._stop(sandbox, StopReason.UNWANTED)
 
     def _end_call_of_closed(self, session: OpenSession, call_id: CallId) -> None:
-        call = self._book.call(call_id)
+        call = self.book.call(call_id)
         if call is None:
             return
         if not call.granted:
             self._refuse(call, refusals.session_closed(call.id, session.id))
             return
-        self._book.remove(call)
+        self.book.remove(call)
         sandbox = self._sandbox_of(call)
         if sandbox is not None:
             sandbox.running.pop(call.id, None)
 
     def _refuse(self, call: Call, refusal: RefuseLease) -> None:
-        self._book.remove(call)
+        self.book.remove(call)
         sandbox = self._sandbox_of(call)
         if sandbox is not None:
             sandbox.waiting.pop(call.id, None)
         self._out.append(refusal)
 
     def _sandbox_of(self, call: Call) -> Sandbox | None:
-        return None if call.sandbox is None else self._inventory.find(call.sandbox)
+        return None if call.sandbox is None else self.inventory.find(call.sandbox)
 
     def _waiting(self, sandbox: Sandbox) -> list[Call]:
-        found = (self._book.call(call) for call in sandbox.waiting)
+        found = (self.book.call(call) for call in sandbox.waiting)
         return [call for call in found if call is not None]
 
     # ------------------------------------------------------------ what sandboxes tell
@@ -436,7 +430,7 @@ class Pool:
         sandbox.blocked_since_s = None
         if sandbox.claimed:
             self._deadlines.set(sandbox, None)
-        self._inventory.move(sandbox, Happening.ADMITTED, self._now_s)
+        self.inventory.move(sandbox, Happening.ADMITTED, self._now_s)
         self._restarts.started(sandbox.principal, sandbox.resource, sandbox.id)
         self._out.append(
             StartSandbox(
@@ -450,10 +444,10 @@ class Pool:
         )
 
     def _became_ready(self, event: SandboxBecameReady) -> None:
-        sandbox = self._inventory.expect(event.sandbox, "SandboxBecameReady")
-        self._inventory.move(sandbox, Happening.BECAME_READY, self._now_s)
+        sandbox = self.inventory.expect(event.sandbox, "SandboxBecameReady")
+        self.inventory.move(sandbox, Happening.BECAME_READY, self._now_s)
         sandbox.cpu_s = event.cpu_s
-        self._inventory.charge(sandbox, event.memory_bytes)
+        self.inventory.charge(sandbox, event.memory_bytes)
         if not sandbox.alive:
             return
         sandbox.ready_s, sandbox.start_s = self._now_s, event.start_s
@@ -468,9 +462,9 @@ class Pool:
         self._relieve()
 
     def _start_failed(self, event: SandboxStartFailed) -> None:
-        sandbox = self._inventory.expect(event.sandbox, "SandboxStartFailed")
+        sandbox = self.inventory.expect(event.sandbox, "SandboxStartFailed")
         sandbox.cpu_s = max(sandbox.cpu_s, event.cpu_s)
-        self._inventory.move(sandbox, Happening.START_FAILED, self._now_s, event.message)
+        self.inventory.move(sandbox, Happening.START_FAILED, self._now_s, event.message)
         if sandbox.state is SandboxState.STOPPING:
             return
         wait_s = self._restarts.failed(sandbox.principal, sandbox.resource, event.message, self._now_s)
@@ -480,8 +474,8 @@ class Pool:
         self._back_off(sandbox, event.message, wait_s)
 
     def _exited(self, event: SandboxExited) -> None:
-        sandbox = self._inventory.expect(event.sandbox, "SandboxExited")
-        self._inventory.move(sandbox, Happening.EXITED, self._now_s, event.message)
+        sandbox = self.inventory.expect(event.sandbox, "SandboxExited")
+        self.inventory.move(sandbox, Happening.EXITED, self._now_s, event.message)
         if sandbox.state is SandboxState.STOPPING:
             return
         wait_s = self._restarts.failed(sandbox.principal, sandbox.resource, event.message, self._now_s, had_lived=True)
@@ -491,7 +485,7 @@ class Pool:
 
     def _back_off(self, failed: Sandbox, why: str, wait_s: float) -> None:
         """Refuse who waits for another start of the same server; refill when the wait is over."""
-        for sandbox in self._inventory.of(failed.principal, failed.resource):
+        for sandbox in self.inventory.of(failed.principal, failed.resource):
             if wait_s > 0.0 and sandbox.state is SandboxState.QUEUED:
                 for call in self._waiting(sandbox):
                     self._refuse(call, refusals.backing_off(call.id, sandbox.resource, why, wait_s))
@@ -501,20 +495,20 @@ class Pool:
             self._provision.refill(spec, self._now_s)
 
     def _stopped(self, event: SandboxStopped) -> None:
-        sandbox = self._inventory.expect(event.sandbox, "SandboxStopped")
+        sandbox = self.inventory.expect(event.sandbox, "SandboxStopped")
         sandbox.cpu_s = max(sandbox.cpu_s, event.cpu_s)
-        self._inventory.move(sandbox, Happening.STOPPED, self._now_s)
+        self.inventory.move(sandbox, Happening.STOPPED, self._now_s)
         self._stakes.ended(sandbox, reason=sandbox.stop_reason, now_s=self._now_s)
         self._restarts.gave_up(sandbox.principal, sandbox.resource, sandbox.id)
 
     def _measured(self, event: SandboxMeasured) -> None:
-        sandbox = self._inventory.find(event.sandbox)
+        sandbox = self.inventory.find(event.sandbox)
         if sandbox is None:
             return
-        self._inventory.move(sandbox, Happening.MEASURED, self._now_s)
+        self.inventory.move(sandbox, Happening.MEASURED, self._now_s)
         sandbox.cpu_s = max(sandbox.cpu_s, event.cpu_s)
         if sandbox.state is not SandboxState.STARTING:  # there the estimate is the better number: it still grows
-            self._inventory.charge(sandbox, event.memory_bytes)
+            self.inventory.charge(sandbox, event.memory_bytes)
             self._relieve()
 
     # ------------------------------------------------------------ stopping
@@ -522,20 +516,20 @@ class Pool:
     def _stop(self, sandbox: Sandbox, reason: StopReason) -> None:
         """Stop a sandbox, or drop it from the queue; nobody may be waiting for it."""
         if sandbox.state is SandboxState.QUEUED:
-            self._inventory.move(sandbox, Happening.DROPPED, self._now_s, reason.value)
+            self.inventory.move(sandbox, Happening.DROPPED, self._now_s, reason.value)
             self._stakes.ended(sandbox, reason=reason, now_s=self._now_s)
             return
         self._tell_lost(sandbox)
         sandbox.stop_reason = reason
         sandbox.running.clear()
-        self._inventory.move(sandbox, Happening.STOP_ASKED, self._now_s, reason.value)
+        self.inventory.move(sandbox, Happening.STOP_ASKED, self._now_s, reason.value)
         self._out.append(StopSandbox(sandbox=sandbox.id, reason=reason))
         if sandbox.stake is not None and sandbox.stake.bet.kind is BetKind.KEEP:
             self._stakes.ended(sandbox, reason=reason, now_s=self._now_s)
 
     def _tell_lost(self, sandbox: Sandbox) -> None:
         for session_id in sandbox.stateful_for:
-            session = self._book.session(session_id)
+            session = self.book.session(session_id)
             if session is not None:
                 session.lost.add(sandbox.resource)
 
@@ -562,8 +556,8 @@ class Pool:
 
     def _relieve(self) -> None:
         """More was measured than the budget has: let go of what is cheap, never of state."""
-        over_bytes = self._inventory.used_bytes - self._inventory.stopping_bytes - self._policy.memory_bytes
-        for sandbox in cheapest_first(self._inventory, self._now_s) if over_bytes > 0 else ():
+        over_bytes = self.inventory.used_bytes - self.inventory.stopping_bytes - self._policy.memory_bytes
+        for sandbox in cheapest_first(self.inventory, self._now_s) if over_bytes > 0 else ():
             if over_bytes <= 0:
                 return
             over_bytes -= sandbox.memory_bytes
@@ -590,7 +584,7 @@ class Pool:
                     call.id,
                     sandbox.resource,
                     waited_s=self._policy.claim_patience_s,
-                    used_bytes=self._inventory.used_bytes,
+                    used_bytes=self.inventory.used_bytes,
                     budget_bytes=self._policy.memory_bytes,
                 )
                 self._refuse(call, refusal)
