@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection to a model server, read by httptools (llhttp).
 
 Why not a client library: between a model's token and the agent there should be one
-task switch, no header table and no decoding. aiohttp's client was measured first; see
-docs/reference/http-proxy.md. The protocol is small because the job is: one request at a
+task switch, no header table and no decoding; aiohttp's client was measured beside it
+(docs/decisions/upstream-connection.md). The protocol is small because the job is: one request at a
 time, raw fields in the order they came, body bytes as they are, and an honest account of
 how a response ended.
 
