@@ -1,13 +1,205 @@
 """Calls, lists and sessions, over real MCP servers in real processes."""
 
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
 import pytest
+from mcp.shared.exceptions import MCPError
+
+from headstart.backends.contract import Capabilities, Identity, Leftovers, Prepared, RunningSandbox, Template
+from headstart.backends.process import open_process_backend
+from headstart.errors import SandboxLost
+from headstart.ids import LOCAL_PRINCIPAL
+from headstart.runtime.contract import JsonObject
+from headstart.runtime.service import Service
 
 from .conftest import NOTES, OpenService, RecordingChannel, call, scope, stdio_server, text_of
 
 pytestmark = pytest.mark.anyio
 
 
+class CountingBackend:
+    """The process backend, counting its starts."""
+
+    name = "counting"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = AsyncExitStack()
+        self.started = 0
+
+    async def __aenter__(self) -> Self:
+        self._backend = await self._stack.enter_async_context(open_process_backend(self._folder))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._backend.capabilities
+
+    async def prepare(self, template: Template) -> Prepared:
+        return await self._backend.prepare(template)
+
+    async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> RunningSandbox:
+        self.started += 1
+        return await self._backend.start(prepared, identity, background=background)
+
+    async def leftovers(self) -> Leftovers:
+        return await self._backend.leftovers()
+
+
 async def test_a_call_is_answered_by_the_servers_own_sandbox(open_service: OpenService) -> None:
     async with open_service(stdio_server("notes.py")) as service:
         result = await service.request(scope(), NOTES, "tools/call", call("add_note", text="first"), RecordingChannel())
     assert text_of(result) == "1 notes"
+
+
+async def ask(service: Service, tool: str, *, session: str = "ses", **arguments: object) -> JsonObject:
+    return await service.request(scope(session), NOTES, "tools/call", call(tool, **arguments), RecordingChannel())
+
+
+async def test_every_session_has_its_own_instance(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        await ask(service, "add_note", session="one", text="of one")
+        assert text_of(await ask(service, "read_notes", session="two")) == ""
+        assert text_of(await ask(service, "read_notes", session="one")) == "of one"
+
+
+async def test_a_shared_server_has_one_instance_for_all_sessions(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py", shared=True)) as service:
+        await ask(service, "add_note", session="one", text="of one")
+        assert text_of(await ask(service, "read_notes", session="two")) == "of one"
+
+
+async def test_lists_are_learned_once_and_kept_over_a_restart(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        assert not service.servers(LOCAL_PRINCIPAL)[0].learned
+        first = await service.catalogue(NOTES, scope())
+    async with open_service(stdio_server("notes.py")) as service:
+        assert service.servers(LOCAL_PRINCIPAL)[0].learned
+        with anyio.fail_after(0.1):  # from memory: nothing is started for it
+            again = await service.catalogue(NOTES, scope())
+    assert again == first
+    assert [tool["name"] for tool in first.tools][:2] == ["add_note", "read_notes"]
+    assert first.initialize["instructions"] == "Keeps notes while it runs."
+
+
+async def test_learning_tells_its_progress(open_service: OpenService) -> None:
+    told: list[tuple[int, int, str]] = []
+
+    async def progress(*, done: int, total: int, message: str) -> None:
+        told.append((done, total, message))
+
+    async with open_service(stdio_server("notes.py")) as service:
+        await service.catalogue(NOTES, scope(), progress=progress)
+    assert [(done, total) for done, total, _ in told] == [(0, 1), (1, 1)]
+    assert told[0][2] == "notes is being learned"
+
+
+async def test_two_that_ask_for_unknown_lists_wait_for_one_learning(open_service: OpenService, tmp_path: Path) -> None:
+    async with (
+        CountingBackend(tmp_path / "backend") as backend,
+        open_service(stdio_server("notes.py"), backend=backend) as service,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.catalogue, NOTES, scope("one"))
+            tasks.start_soon(service.catalogue, NOTES, scope("two"))
+        assert backend.started == 1
+
+
+async def test_progress_reaches_the_client_in_order_and_with_its_own_token(open_service: OpenService) -> None:
+    client = RecordingChannel()
+    params = {**call("count_slowly", to=3), "_meta": {"progressToken": "mine"}}
+    async with open_service(stdio_server("notes.py")) as service:
+        result = await service.request(scope(), NOTES, "tools/call", params, client)
+    assert text_of(result) == "3"
+    assert [params for _, params in client.told] == [
+        {"progressToken": "mine", "progress": n, "total": 3} for n in range(3)
+    ]
+
+
+async def test_a_server_may_ask_the_clients_model(open_service: OpenService) -> None:
+    answer = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "42"}}
+    client = RecordingChannel(answers={"sampling/createMessage": answer})
+    async with open_service(stdio_server("notes.py")) as service:
+        result = await service.request(scope(), NOTES, "tools/call", call("ask_model", question="?"), client)
+    assert text_of(result) == "42"
+
+
+async def test_a_tool_that_appears_is_seen_by_its_session_alone(open_service: OpenService) -> None:
+    listener = RecordingChannel()
+    async with open_service(stdio_server("notes.py")) as service:
+        before = await service.catalogue(NOTES, scope())
+        service.listen(scope().session, listener)
+        await ask(service, "grow")
+        await listener.wait_for("notifications/tools/list_changed")
+        mine = await service.catalogue(NOTES, scope())
+        others = await service.catalogue(NOTES, scope("other"))
+    assert [tool["name"] for tool in mine.tools] == [*(tool["name"] for tool in before.tools), "grown"]
+    assert others == before
+
+
+async def test_a_servers_own_error_is_passed_on_as_it_is(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        with pytest.raises(MCPError) as caught:
+            await service.request(scope(), NOTES, "no/such/method", {}, RecordingChannel())
+    assert caught.value.code == -32601
+
+
+async def test_resources_are_read_through_the_session(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        await ask(service, "add_note", text="kept")
+        read = await service.request(scope(), NOTES, "resources/read", {"uri": "notes://all"}, RecordingChannel())
+    assert read["contents"][0]["text"] == "kept"
+
+
+async def test_a_session_that_had_state_is_told_of_its_loss_after_a_restart(open_service: OpenService) -> None:
+    server = stdio_server("notes.py", trust_annotations=True)
+    async with open_service(server) as service:
+        await service.catalogue(NOTES, scope())
+        await ask(service, "add_note", text="lost")
+    async with open_service(server) as service:
+        with pytest.raises(SandboxLost, match="notes"):
+            await ask(service, "read_notes")
+        assert text_of(await ask(service, "read_notes")) == ""
+    async with open_service(server) as service:
+        assert text_of(await ask(service, "read_notes")) == ""  # it had nothing any more that could be lost
+
+
+async def test_a_session_that_only_read_is_not_bothered_by_a_restart(open_service: OpenService) -> None:
+    server = stdio_server("notes.py", trust_annotations=True)
+    async with open_service(server) as service:
+        await service.catalogue(NOTES, scope())
+        await ask(service, "read_notes")
+    async with open_service(server) as service:
+        assert text_of(await ask(service, "read_notes")) == ""
+
+
+async def test_closing_a_session_stops_its_sandboxes(open_service: OpenService, tmp_path: Path) -> None:
+    async with (
+        CountingBackend(tmp_path / "backend") as backend,
+        open_service(stdio_server("notes.py"), backend=backend) as service,
+    ):
+        await ask(service, "add_note", text="x")
+        await service.close_session(scope().session, reason="the client left")
+        await service.close_session(scope().session, reason="again")
+        with anyio.fail_after(10):
+            await service.wait_idle()
+        assert (await backend.leftovers()).processes == 0
+
+
+async def test_a_thousand_sessions_that_are_abandoned_leave_nothing(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        for number in range(1_000):
+            service.open_session(scope(f"ses-{number}"))
+        for number in range(1_000):
+            await service.close_session(scope(f"ses-{number}").session, reason="idle")
+        found = await service.statistics()
+    assert (found.sessions, len(found.sandboxes)) == (0, 0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from headstart.clock import Clock
 from headstart.core.events import Event, PrepareForm
 from headstart.errors import CatalogueUnavailable, ServerUnavailable
 from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import Catalogue, SessionScope
+from headstart.runtime.forms import Forms
 from headstart.runtime.handshake import Lists, as_catalogue
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Sessions
@@ -41,12 +43,14 @@ class Catalogues:
         servers: ConfiguredServers,
         store: Store,
         sessions: Sessions,
+        forms: Forms,
         clock: Clock,
         report: Callable[[Event], None],
     ) -> None:
         self._servers = servers
         self._store = store
         self._sessions = sessions
+        self._forms = forms
         self._clock = clock
         self._report = report
         self._introduced: set[PrincipalId] = set()
@@ -85,13 +89,17 @@ class Catalogues:
         if principal not in self._introduced:
             self._introduced.add(principal)
             for server in self._servers.names:
-                self._register(principal, server, self._known_of(principal, server))
+                known = self._known_of(principal, server)
+                self._register(principal, server, known)
+                if known is not None:
+                    self._forms.consider(principal, server)
 
     def learned(self, principal: PrincipalId, server: ResourceId, key: str, known: Known) -> None:
         """Keep what was learned."""
         before = self._store.known(principal, key)
         self._store.learn(principal, key, known)
         self._register(principal, server, known)
+        self._forms.consider(principal, server)
         if before is not None:
             self._tell_changes(principal, server, before.catalogue, known.catalogue)
 
@@ -109,19 +117,15 @@ class Catalogues:
         if principal in self._introduced:
             self._register(principal, server, self._known_of(principal, server))
 
-    def form_of(self, principal: PrincipalId, server: ResourceId) -> PrepareForm:
-        try:
-            choice = self._store.form(principal, self._servers.spec(server).digest)
-        except ServerUnavailable:
-            return PrepareForm.COLD
-        return PrepareForm.COLD if choice is None else choice.form
-
     def _known_of(self, principal: PrincipalId, server: ResourceId) -> Known | None:
         nobody = SessionScope(session=SessionId(""), principal=principal)
         return self.known(server, nobody)
 
     def _register(self, principal: PrincipalId, server: ResourceId, known: Known | None) -> None:
-        form = PrepareForm.COLD if self._servers.get(server).remote else self.form_of(principal, server)
+        form = self._forms.form_of(principal, server)
+        zygote = self._forms.estimate(principal, server) if form is PrepareForm.ZYGOTE else None
+        if known is not None and zygote is not None:
+            known = replace(known, estimate=zygote)
         self._report(self._servers.registration(server, principal, known, form, self._clock.monotonic_s()))
 
     def _tell_changes(self, principal: PrincipalId, server: ResourceId, before: Catalogue, after: Catalogue) -> None:

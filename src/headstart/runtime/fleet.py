@@ -17,7 +17,6 @@ from headstart.backends.contract import Backend, Prepared
 from headstart.clock import Clock
 from headstart.core.events import (
     Event,
-    PrepareForm,
     Priority,
     RaisePriority,
     SandboxStopped,
@@ -28,8 +27,8 @@ from headstart.core.events import (
 from headstart.errors import ServerUnavailable
 from headstart.ids import PrincipalId, ResourceId, SandboxId, SessionId
 from headstart.runtime.contract import Catalogue, ClientChannel, JsonObject
+from headstart.runtime.forms import Forms
 from headstart.runtime.handshake import Lists
-from headstart.runtime.preparations import PreparationKey, Preparations
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Session
 from headstart.runtime.supervisor import Order, Supervised
@@ -45,7 +44,6 @@ class Home:
 
     Attributes:
         report: Takes events.
-        form_of: From what a server of a principal is started.
         fresh_lists: Told what a fresh server says of itself.
         lists_changed: Told that a running server says that a list of its own has changed.
         tell: Forwards a notification to a session's listener.
@@ -53,7 +51,6 @@ class Home:
     """
 
     report: Callable[[Event], None]
-    form_of: Callable[[PrincipalId, ResourceId], PrepareForm]
     fresh_lists: Callable[[PrincipalId, ResourceId, Lists], None]
     lists_changed: Callable[[LiveSandbox, str], None]
     tell: Callable[[SessionId, ResourceId, str, JsonObject | None], None]
@@ -125,21 +122,21 @@ class Fleet:
         backend: Backend,
         clock: Clock,
         servers: ConfiguredServers,
-        preparations: Preparations,
+        forms: Forms,
         home: Home,
         tasks: TaskGroup,
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._servers = servers
-        self._preparations = preparations
+        self._forms = forms
         self._home = home
         self._tasks = tasks
         self._live: dict[SandboxId, LiveSandbox] = {}
         self._package_locks: dict[str, anyio.Lock] = {}
         self.failures: dict[tuple[PrincipalId, ResourceId], ServerUnavailable] = {}
         """The last failure of each server, until it starts again."""
-        self._empty = anyio.Event()
+        self._fewer = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -162,7 +159,8 @@ class Fleet:
             Order(
                 sandbox=order.sandbox,
                 server=server,
-                prepared=lambda: self._prepared(order.principal, order.resource),
+                prepared=lambda: self._forms.prepared(order.principal, order.resource),
+                cold_instead=lambda why: self._cold_instead(order, why),
                 owner=live,
                 session_env=lambda: self._servers.spec(order.resource).session_env,
                 background=order.priority is Priority.PREDICTED,
@@ -198,25 +196,24 @@ class Fleet:
             await live.supervised.live()
         finally:
             del self._live[live.id]
-            if not self._live:
-                self._empty.set()
-                self._empty = anyio.Event()
+            self._fewer.set()
+            self._fewer = anyio.Event()
             if live.supervised.failure is not None:
                 self.failures[where] = live.supervised.failure
             elif live.supervised.was_ready:
                 self.failures.pop(where, None)
             self._home.report(live.supervised.end())
 
-    async def _prepared(self, principal: PrincipalId, server: ResourceId) -> Prepared:
-        spec = self._servers.spec(server)
-        form = self._home.form_of(principal, server)
-        key = PreparationKey(principal, spec.digest, form)
-        ready = self._preparations.ready(key)
-        if ready is not None:
-            return ready
-        return await self._preparations.get(PreparationKey(principal, spec.digest, PrepareForm.COLD), spec)
+    async def _cold_instead(self, order: StartSandbox, why: str) -> Prepared:
+        await self._forms.broken(order.principal, order.resource, why)
+        return await self._forms.cold(order.principal, order.resource)
 
     async def wait_empty(self) -> None:
         """Return once no sandbox is left."""
         while self._live:
-            await self._empty.wait()
+            await self._fewer.wait()
+
+    async def wait_without(self, session: SessionId) -> None:
+        """Return once no sandbox is left that a session has used."""
+        while any(session in live.sessions for live in self._live.values()):
+            await self._fewer.wait()

@@ -20,7 +20,8 @@ from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 
 from headstart.ids import ResourceId
 from headstart.runtime.contract import Catalogue, JsonObject
-from headstart.runtime.rpc import LinkClosed, Peer
+from headstart.runtime.outbox import LinkClosed
+from headstart.runtime.rpc import Peer
 
 __all__ = ["HandshakeRefused", "Lists", "as_catalogue", "initialize", "read_lists", "shake_hands"]
 

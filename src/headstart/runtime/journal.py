@@ -35,8 +35,9 @@ from headstart.core import events, stream
 from headstart.core.broker import Broker, BrokerPolicy
 from headstart.core.events import Event, Instruction
 from headstart.errors import HeadstartError
-from headstart.ids import IdSource
+from headstart.ids import IdSource, PrincipalId
 from headstart.runtime.codec import RecordCodec
+from headstart.runtime.tasks import open_tasks
 
 __all__ = [
     "BootIds",
@@ -56,7 +57,6 @@ BATCH_EVERY_S = 0.05
 PART_BYTES = 64_000_000
 PARTS_KEPT = 8
 
-_EVENTS = RecordCodec(get_args(Event))
 _HEADER_FIELD = "journal"
 
 _SECRET_FIELDS: dict[type, tuple[str, ...]] = {
@@ -86,6 +86,21 @@ class BootIds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedBefore:
+    """What the broker was given of a principal, learned in earlier runs."""
+
+    principal: PrincipalId
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgot:
+    """What the broker had learned of a principal was erased."""
+
+    principal: PrincipalId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """What a run's broker was made from.
 
@@ -104,15 +119,19 @@ class Header:
     part: int = 1
 
 
+Entry = Event | LearnedBefore | Forgot
+"""All that goes into the broker."""
+
 _HEADER = RecordCodec([Header])
+_ENTRIES = RecordCodec(get_args(Entry))
 
 
-def encode(event: Event) -> bytes:
+def encode(event: Entry) -> bytes:
     """Return the event as one line, without its newline."""
-    return _line(_EVENTS.encode(event))
+    return _line(_ENTRIES.encode(event))
 
 
-def decode(line: bytes) -> Event:
+def decode(line: bytes) -> Entry:
     """Return the event that `encode` wrote.
 
     Raises:
@@ -121,10 +140,10 @@ def decode(line: bytes) -> Event:
     fields: object = json.loads(line)
     if not isinstance(fields, dict):
         raise ValueError("not an event: no JSON object")  # noqa: TRY004 one kind of error for one kind of fault
-    return cast("Event", _EVENTS.decode(cast("dict[str, Any]", fields)))
+    return cast("Entry", _ENTRIES.decode(cast("dict[str, Any]", fields)))
 
 
-def redact(event: Event) -> Event:
+def redact(event: Entry) -> Entry:
     """Replace what people, models and servers wrote by digest and length."""
     names = _SECRET_FIELDS.get(type(event))
     if names is None:
@@ -143,7 +162,7 @@ class Journal:
     def __init__(self, folder: Path, header: Header) -> None:
         self._folder = folder
         self._header = header
-        self._queue: deque[Event] = deque()
+        self._queue: deque[Entry] = deque()
         self._wake = anyio.Event()
         self._closing = False
         self._file: IO[bytes] | None = None
@@ -151,7 +170,7 @@ class Journal:
         self.dropped = 0
         self.written = 0
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Entry) -> None:
         """Queue an event; never blocks, never raises."""
         if len(self._queue) >= MAX_QUEUED:
             self.dropped += 1
@@ -162,19 +181,34 @@ class Journal:
             self._wake.set()
 
     async def run(self) -> None:
-        """Write until `close` was called and the queue is empty."""
-        while not (self._closing and not self._queue):
-            await self._wake.wait()
-            self._wake = anyio.Event()
-            batch, self._queue = self._queue, deque()
-            drops, self._untold_drops = self._untold_drops, 0
-            if batch or drops:
-                await anyio.to_thread.run_sync(self._write, batch, drops)
-            if self._closing:
-                self._wake.set()
-            else:
-                await anyio.sleep(BATCH_EVERY_S)
-        await anyio.to_thread.run_sync(self._close_file)
+        """Write until `close` was called and the queue is empty; cancelled, it writes what it has."""
+        try:
+            while not (self._closing and not self._queue):
+                await self._wake.wait()
+                self._wake = anyio.Event()
+                await self._write_queued()
+                if self._closing:
+                    self._wake.set()
+                else:
+                    await anyio.sleep(BATCH_EVERY_S)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._write_queued()
+                await anyio.to_thread.run_sync(self._close_file)
+
+    async def _write_queued(self) -> None:
+        batch, self._queue = self._queue, deque()
+        drops, self._untold_drops = self._untold_drops, 0
+        if batch or drops:
+            await anyio.to_thread.run_sync(self._write, batch, drops)
+
+    async def erase(self) -> int:
+        """Erase all journals, this run's so far too; returns how many parts there were.
+
+        What follows goes into a new part, which cannot be replayed: its beginning is gone.
+        """
+        await self._write_queued()
+        return await anyio.to_thread.run_sync(self._erase)
 
     def close(self) -> None:
         self._closing = True
@@ -182,7 +216,7 @@ class Journal:
 
     # ------------------------------------------------------------ in the writer's thread
 
-    def _write(self, batch: deque[Event], drops: int) -> None:
+    def _write(self, batch: deque[Entry], drops: int) -> None:
         full = self._header.mode == "full"
         lines = [encode(event if full else redact(event)) for event in batch]
         if drops:
@@ -204,6 +238,16 @@ class Journal:
         self._remove_oldest()
         return self._file
 
+    def _erase(self) -> int:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._header = dataclasses.replace(self._header, part=self._header.part + 1)
+        parts = list(self._folder.glob("*.jsonl"))
+        for path in parts:
+            path.unlink(missing_ok=True)
+        return len(parts)
+
     def _remove_oldest(self) -> None:
         parts = sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
         for path in parts[:-PARTS_KEPT]:
@@ -220,7 +264,7 @@ async def open_journal(folder: Path, header: Header) -> AsyncGenerator[Journal]:
     """Keep a journal while the context is open; on leaving, what was queued is written."""
     await anyio.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     journal = Journal(folder, header)
-    async with anyio.create_task_group() as tasks:
+    async with open_tasks() as tasks:
         tasks.start_soon(journal.run, name="journal")
         try:
             yield journal
@@ -228,7 +272,7 @@ async def open_journal(folder: Path, header: Header) -> AsyncGenerator[Journal]:
             journal.close()
 
 
-def read(path: Path) -> Iterator[Header | Event]:
+def read(path: Path) -> Iterator[Header | Entry]:
     """Yield the header and the events of one part.
 
     Raises:
@@ -258,10 +302,21 @@ def replay(path: Path) -> Iterator[list[Instruction]]:
                 header = record
                 broker = broker or _broker_for(record, path)
             elif broker is not None:
-                yield broker.handle(record)
+                yield _decide(broker, record)
         if header is None:
             return
         path = path.with_name(f"{header.boot}-{header.part + 1:04}.jsonl")
+
+
+def _decide(broker: Broker, entry: Entry) -> list[Instruction]:
+    match entry:
+        case LearnedBefore():
+            broker.import_learned(entry.principal, json.loads(entry.data))
+        case Forgot():
+            broker.forget(entry.principal)
+        case _:
+            return broker.handle(entry)
+    return []
 
 
 def _broker_for(header: Header, path: Path) -> Broker:
@@ -276,7 +331,7 @@ def _broker_for(header: Header, path: Path) -> Broker:
     return Broker(header.policy, ids)
 
 
-def _record(line: bytes) -> Header | Event:
+def _record(line: bytes) -> Header | Entry:
     fields: object = json.loads(line)
     if isinstance(fields, dict):
         told = cast("dict[str, Any]", fields)

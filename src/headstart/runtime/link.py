@@ -23,7 +23,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from headstart.backends.contract import ByteStreams
 from headstart.clock import Clock
 from headstart.ids import ResourceId
-from headstart.runtime.rpc import MAX_QUEUED_MESSAGES, Outgoing, Owner, Peer, QueueOutbox
+from headstart.runtime.outbox import MAX_QUEUED_MESSAGES, Outgoing, QueueOutbox
+from headstart.runtime.rpc import Owner, Peer
 
 __all__ = ["LineCutter", "MessageTooLong", "StdioLink", "Tail", "open_stdio_link"]
 

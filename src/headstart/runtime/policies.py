@@ -7,20 +7,25 @@ import os
 from headstart.config.model import Settings
 from headstart.core.broker import BrokerPolicy
 from headstart.core.pool import Mode, PoolPolicy
+from headstart.runtime.forms import ZYGOTE_SHARE
 
 __all__ = ["broker_policy"]
 
 BYTES_PER_MB = 1_000_000
 
 
-def broker_policy(settings: Settings) -> BrokerPolicy:
-    """Map `[pool]` and the learning switch to what the broker is made from."""
+def broker_policy(settings: Settings, *, zygotes: bool) -> BrokerPolicy:
+    """Map `[pool]` and the learning switch to what the broker is made from.
+
+    With `zygotes`, their share of the memory budget is not the pool's to give.
+    """
     pool = settings.pool
+    share = 1.0 - ZYGOTE_SHARE if zygotes else 1.0
     learn_text = settings.service.learn_text
     return BrokerPolicy(
         pool=PoolPolicy(
             mode=Mode(pool.mode.value),
-            memory_bytes=pool.memory_mb * BYTES_PER_MB,
+            memory_bytes=int(pool.memory_mb * BYTES_PER_MB * share),
             starts_at_once=pool.starts_at_once if pool.starts_at_once is not None else os.cpu_count() or 1,
             reserved_sets=pool.reserved_sets,
             idle_stop_s=pool.idle_stop_s,

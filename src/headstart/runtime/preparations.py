@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import anyio
 
-from headstart.backends.contract import Backend, Preload, Prepared, Usage
+from headstart.backends.contract import Backend, Preload, Prepared
 from headstart.core.events import PrepareForm
 from headstart.errors import BackendError
 from headstart.ids import PrincipalId, ResourceId
+from headstart.runtime.statistics import ZygoteStatus
 from headstart.runtime.templates import LaunchSpec
 
 __all__ = ["PreparationKey", "Preparations", "open_preparations"]
@@ -66,16 +67,25 @@ class Preparations:
         if prepared is not None:
             await prepared.aclose()
 
-    async def zygotes(self, name_of: Callable[[PreparationKey], ResourceId]) -> dict[ResourceId, Usage]:
+    async def zygotes(self) -> tuple[ZygoteStatus, ...]:
         """Measure the prepared forms that hold memory of their own."""
-        usage: dict[ResourceId, Usage] = {}
+        found: list[ZygoteStatus] = []
         for key, prepared in list(self._prepared.items()):
             if prepared.form is PrepareForm.ZYGOTE:
                 try:
-                    usage[name_of(key)] = await prepared.usage()
+                    usage = await prepared.usage()
                 except BackendError as exc:
-                    _log.debug("a zygote cannot be measured: %s", exc)
-        return usage
+                    _log.debug("the zygote of %s cannot be measured: %s", prepared.template.name, exc)
+                    continue
+                found.append(
+                    ZygoteStatus(
+                        server=ResourceId(prepared.template.name),
+                        principal=key.principal,
+                        memory_bytes=usage.memory_bytes,
+                        preload_cpu_s=prepared.preload_cpu_s,
+                    )
+                )
+        return tuple(found)
 
     async def aclose(self) -> None:
         """Let go of all; completes under cancellation."""

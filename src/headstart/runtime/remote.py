@@ -32,7 +32,8 @@ from headstart.config.model import ServerSettings
 from headstart.errors import HeadstartError, ServerUnavailable, UnauthorizedUpstream
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.handshake import HandshakeRefused, Lists, read_lists, shake_hands
-from headstart.runtime.rpc import MAX_QUEUED_MESSAGES, Exchange, LinkClosed, Outgoing, Owner, Peer, QueueOutbox
+from headstart.runtime.outbox import MAX_QUEUED_MESSAGES, LinkClosed, Outgoing, QueueOutbox
+from headstart.runtime.rpc import Exchange, Owner, Peer
 
 __all__ = ["SESSION_TERMINATED", "RemoteConnection"]
 

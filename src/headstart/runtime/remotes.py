@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from anyio.abc import TaskGroup
 from mcp.shared.exceptions import MCPError
@@ -16,9 +17,17 @@ from headstart.runtime.remote import SESSION_TERMINATED, RemoteConnection
 from headstart.runtime.rpc import Exchange
 from headstart.runtime.servers import ConfiguredServers
 
-__all__ = ["RemoteHome", "Remotes"]
+__all__ = ["Asked", "RemoteHome", "Remotes"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asks a server for."""
+
+    method: str
+    params: JsonObject | None
 
 
 class RemoteHome:
@@ -65,7 +74,7 @@ class Remotes:
         self._connections: dict[tuple[SessionId, ResourceId], RemoteConnection] = {}
 
     def __len__(self) -> int:
-        return len(self._connections)
+        return sum(not connection.ended for connection in self._connections.values())
 
     def get(self, session: SessionId, server: ResourceId) -> RemoteConnection | None:
         connection = self._connections.get((session, server))
@@ -89,8 +98,7 @@ class Remotes:
         self,
         scope: SessionScope,
         server: ResourceId,
-        method: str,
-        params: JsonObject | None,
+        asked: Asked,
         channel: ClientChannel,
         *,
         writes: bool,
@@ -104,7 +112,7 @@ class Remotes:
         had_state = connection.served_writes
         connection.served_writes |= writes
         try:
-            return await connection.request(method, params, channel)
+            return await connection.request(asked.method, asked.params, channel)
         except MCPError as exc:
             if exc.message != SESSION_TERMINATED:
                 raise
@@ -115,7 +123,7 @@ class Remotes:
                     server=server,
                     hint="the next call begins a new session there",
                 ) from exc
-        return await self.open(scope, server).request(method, params, channel)
+        return await self.open(scope, server).request(asked.method, asked.params, channel)
 
     def close(self, session: SessionId) -> None:
         """End all connections of a session."""

@@ -21,32 +21,26 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectSendStream
 from mcp.shared.exceptions import MCPError
 
 from headstart.clock import Clock
 from headstart.ids import ResourceId
 from headstart.runtime.contract import ClientChannel, JsonObject
+from headstart.runtime.outbox import LinkClosed, Outbox, Outgoing
 
-__all__ = ["MAX_QUEUED_MESSAGES", "Exchange", "LinkClosed", "Outbox", "Outgoing", "Owner", "Peer", "QueueOutbox"]
+__all__ = ["Exchange", "Owner", "Peer"]
 
 MAX_ARRIVALS = 1_000
-MAX_QUEUED_MESSAGES = 64
 MAX_SERVER_REQUESTS = 64
 METHOD_NOT_FOUND = -32601
 INTERNAL_ERROR = -32603
 
 _log = logging.getLogger(__name__)
-
-
-class LinkClosed(Exception):
-    """The conversation is over; whoever knows the sandbox says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,58 +57,6 @@ class Exchange:
     sent_s: float
     answered_s: float
     result_bytes: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Outgoing:
-    """A message on its way out; `on_sent` is called once it has been written."""
-
-    message: JsonObject
-    on_sent: Callable[[], None] | None = None
-
-
-class Outbox(Protocol):
-    """Where a peer puts what is to be written, in order."""
-
-    async def send(self, item: Outgoing) -> None:
-        """Queue a message, waiting for room.
-
-        Raises:
-            LinkClosed: Nothing can be written any more.
-        """
-        ...
-
-    def send_nowait(self, item: Outgoing) -> bool:
-        """Queue a message if there is room; return whether there was."""
-        ...
-
-
-class QueueOutbox:
-    """An outbox in front of a bounded queue that a writer task empties."""
-
-    def __init__(self, stream: MemoryObjectSendStream[Outgoing]) -> None:
-        self._stream = stream
-
-    async def send(self, item: Outgoing) -> None:
-        try:
-            self._stream.send_nowait(item)
-        except anyio.WouldBlock:
-            await self._send_when_there_is_room(item)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise LinkClosed from None
-
-    async def _send_when_there_is_room(self, item: Outgoing) -> None:
-        try:
-            await self._stream.send(item)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise LinkClosed from None
-
-    def send_nowait(self, item: Outgoing) -> bool:
-        try:
-            self._stream.send_nowait(item)
-        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return False
-        return True
 
 
 class Owner(Protocol):

@@ -8,30 +8,25 @@ or refused (an instruction), it is sent and answered, and it has returned (an ev
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import assert_never, cast
+from dataclasses import dataclass, replace
+from typing import assert_never
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
-from mcp.shared.exceptions import MCPError
 
 from headstart.backends.contract import Backend
 from headstart.clock import Clock
-from headstart.config.model import ServerSettings, Settings
-from headstart.core.actions import Effect, action_key, canonical_arguments
+from headstart.config.model import Settings
 from headstart.core.broker import Broker
 from headstart.core.events import (
-    CallAbandoned,
-    CallArrived,
-    CallReturned,
     DrainRequested,
     GrantLease,
     Instruction,
-    LeaseRefusal,
     RaisePriority,
     RefuseLease,
     SessionClosed,
@@ -41,16 +36,9 @@ from headstart.core.events import (
     StopSandbox,
 )
 from headstart.core.stream import GenerationStarted, ModelEvent
-from headstart.errors import (
-    BudgetExceeded,
-    HeadstartError,
-    SandboxLost,
-    ServerUnavailable,
-    SessionUnknown,
-    StartTimedOut,
-)
-from headstart.ids import CallId, IdSource, PrincipalId, ResourceId, SandboxId, SessionId
-from headstart.runtime import faults
+from headstart.errors import BackendError
+from headstart.ids import LOCAL_PRINCIPAL, IdSource, PrincipalId, ResourceId, SessionId
+from headstart.runtime.calls import CallPaths, Calls
 from headstart.runtime.catalogues import Catalogues
 from headstart.runtime.contract import (
     Catalogue,
@@ -58,25 +46,32 @@ from headstart.runtime.contract import (
     JsonObject,
     LearnProgress,
     ServerEntry,
+    SessionMemory,
     SessionScope,
 )
 from headstart.runtime.driver import Driver
 from headstart.runtime.fleet import Fleet, Home, LiveSandbox
+from headstart.runtime.forms import FormParts, Forms, zygotes_possible
 from headstart.runtime.handshake import as_catalogue
-from headstart.runtime.journal import BootIds, Header, Journal, open_journal
+from headstart.runtime.journal import BootIds, Forgot, Header, Journal, LearnedBefore, open_journal
 from headstart.runtime.launch import HostFacts
 from headstart.runtime.learning import Learner, SandboxLearning
 from headstart.runtime.policies import broker_policy
 from headstart.runtime.preparations import Preparations, open_preparations
-from headstart.runtime.remotes import RemoteHome, Remotes
-from headstart.runtime.rpc import Exchange
+from headstart.runtime.remote import RemoteConnection
+from headstart.runtime.remotes import Asked, Remotes
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Session, Sessions
-from headstart.runtime.store import Known, Store, open_store
+from headstart.runtime.statistics import SandboxStatus, ServerStatus, Statistics
+from headstart.runtime.store import Forgotten, Known, Store, open_store
+from headstart.runtime.tasks import open_tasks
+from headstart.runtime.traces import Trace, Traces
+from headstart.runtime.voices import Voices
 
 __all__ = ["Service"]
 
 DRAIN_TIMEOUT_S = 10.0
+HOUSEKEEPING_EVERY_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -97,24 +92,6 @@ class _Parts:
     header: Header
 
 
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    """Where a call goes (None: to a remote server), and what it may touch."""
-
-    sandbox: LiveSandbox | None
-    effect: Effect
-
-
-class _Waiting:
-    """A call whose lease is not decided yet."""
-
-    __slots__ = ("decided", "decision")
-
-    def __init__(self) -> None:
-        self.decided = anyio.Event()
-        self.decision: GrantLease | RefuseLease | None = None
-
-
 class Service:
     """Everything that runs; made by `Service.open`."""
 
@@ -131,21 +108,48 @@ class Service:
         self.broker = Broker(parts.header.policy, BootIds(parts.header.boot))
         self._driver = Driver(decider=self.broker, journal=parts.journal, clock=parts.clock, execute=self._execute)
         self._sessions = Sessions(parts.tasks)
+        self._forms = Forms(
+            FormParts(
+                pool=self._settings.pool,
+                servers=self._servers,
+                store=self._store,
+                preparations=self._preparations,
+                backend=self._backend,
+                clock=self._clock,
+                ids=self._ids,
+                changed=self._form_changed,
+            )
+        )
         self._catalogues = Catalogues(
             servers=self._servers,
             store=self._store,
             sessions=self._sessions,
+            forms=self._forms,
             clock=self._clock,
             report=self._driver.handle,
+        )
+        self._traces = Traces(self.broker, self._store)
+        voices = Voices(
+            sessions=self._sessions,
+            servers=self._servers,
+            connections=self._connection,
+            tasks=self._tasks,
         )
         self._fleet = Fleet(
             backend=self._backend,
             clock=self._clock,
             servers=self._servers,
-            preparations=self._preparations,
-            home=self._home(),
+            forms=self._forms,
+            home=Home(
+                report=self._driver.handle,
+                fresh_lists=self._catalogues.fresh,
+                lists_changed=voices.lists_changed,
+                tell=voices.tell,
+                listener=voices.listener,
+            ),
             tasks=self._tasks,
         )
+        self._remotes = Remotes(servers=self._servers, home=voices.remote_home, clock=self._clock, tasks=self._tasks)
         self._learner = Learner(
             tasks=self._tasks,
             clock=self._clock,
@@ -160,9 +164,24 @@ class Service:
             ids=self._ids,
             package_lock=self._fleet.package_lock,
         )
-        self._remotes = Remotes(servers=self._servers, home=self._remote_home, clock=self._clock, tasks=self._tasks)
-        self._waiting: dict[CallId, _Waiting] = {}
+        self._calls = Calls(
+            CallPaths(
+                servers=self._servers,
+                catalogues=self._catalogues,
+                store=self._store,
+                fleet=self._fleet,
+                remotes=self._remotes,
+            ),
+            clock=self._clock,
+            ids=self._ids,
+            report=self._driver.handle,
+        )
+        self._introduced: set[PrincipalId] = set()
         self._tasks.start_soon(self._driver.run_timer, name="timer")
+        self._tasks.start_soon(self._forms.run, name="forms")
+        self._tasks.start_soon(self._keep_house, name="housekeeping")
+        if not self._settings.service.keys:
+            self._introduce(LOCAL_PRINCIPAL)  # everybody's: zygotes and reserved sets need not wait for a client
 
     @classmethod
     @asynccontextmanager
@@ -186,7 +205,7 @@ class Service:
         header = Header(
             boot=ids.new("run").partition("_")[2][:8],
             mode=settings.service.journal,
-            policy=broker_policy(settings),
+            policy=broker_policy(settings, zygotes=zygotes_possible(settings.pool, backend)),
             began_wall_s=clock.wall_s(),
             began_s=clock.monotonic_s(),
         )
@@ -194,7 +213,7 @@ class Service:
             open_store(settings.state_dir, clock) as store,
             open_journal(settings.state_dir / "journal", header) as journal,
             open_preparations(backend) as preparations,
-            anyio.create_task_group() as tasks,
+            open_tasks() as tasks,
         ):
             for problem in (await anyio.to_thread.run_sync(servers.read_specs)).values():
                 _log.warning("%s. hint: %s", problem, problem.hint)
@@ -262,7 +281,7 @@ class Service:
         self._enter(scope)
 
     def _enter(self, scope: SessionScope) -> Session:
-        self._catalogues.introduce(scope.principal)
+        self._introduce(scope.principal)
         session, is_new = self._sessions.open(scope)
         reach = scope.servers or self._servers.names
         if session.widen(reach):
@@ -278,11 +297,26 @@ class Service:
             )
         return session
 
+    def _introduce(self, principal: PrincipalId) -> None:
+        """Give the broker what was learned of a principal before, and its servers; once."""
+        if principal in self._introduced:
+            return
+        self._introduced.add(principal)
+        learned = self._store.learned(principal)
+        if learned is not None:
+            self._journal.append(LearnedBefore(principal=principal, data=learned))
+            try:
+                self.broker.import_learned(principal, json.loads(learned))
+            except ValueError as exc:
+                _log.warning("%s; it is learned anew", exc)
+        self._catalogues.introduce(principal)
+
     async def close_session(self, session: SessionId, *, reason: str) -> None:
         """See `ToolRuntime.close_session`."""
         if self._sessions.close(session) is not None:
             self._driver.handle(SessionClosed(at_s=self._clock.monotonic_s(), session=session, reason=reason))
             self._remotes.close(session)
+            self._traces.collect()
         self._store.release(session)
 
     def listen(self, session: SessionId, channel: ClientChannel | None) -> None:
@@ -293,7 +327,7 @@ class Service:
         """See `ToolRuntime.observe`."""
         try:
             if isinstance(event, GenerationStarted):
-                self._catalogues.introduce(event.principal)
+                self._introduce(event.principal)
             self._driver.handle(event)
         except Exception:  # noqa: BLE001 told and counted by the driver; a model's stream must not suffer from it
             return
@@ -304,130 +338,7 @@ class Service:
         self, scope: SessionScope, server: ResourceId, method: str, params: JsonObject | None, channel: ClientChannel
     ) -> JsonObject:
         """See `ToolRuntime.request`."""
-        settings = self._servers.get(server)
-        session = self._enter(scope)
-        effect = self._servers.effect(server, method, params, self._catalogues.known(server, scope))
-        call = CallId(self._ids.new("call"))
-        sandbox = await self._lease(self._arrival(call, session, server, method, params, effect))
-        began_s = self._clock.monotonic_s()
-        try:
-            exchange = await self._exchange(scope, settings, method, params, channel, _Lease(sandbox, effect))
-        except anyio.get_cancelled_exc_class():
-            self._driver.handle(CallAbandoned(at_s=self._clock.monotonic_s(), call=call))
-            raise
-        except (MCPError, HeadstartError):
-            self._returned(
-                call, Exchange(result={"isError": True}, sent_s=began_s, answered_s=self._clock.monotonic_s())
-            )
-            raise
-        self._returned(call, exchange)
-        return exchange.result
-
-    def _arrival(
-        self,
-        call: CallId,
-        session: Session,
-        server: ResourceId,
-        method: str,
-        params: JsonObject | None,
-        effect: Effect,
-    ) -> CallArrived:
-        tool, asked = "", params
-        if method == "tools/call" and params is not None:
-            tool, asked = str(params.get("name", "")), params.get("arguments")
-        return CallArrived(
-            at_s=self._clock.monotonic_s(),
-            call=call,
-            session=session.id,
-            resource=server,
-            tool=tool,
-            action=action_key(server, tool or method, _canonical(asked)),
-            read_only=effect is Effect.READ,
-        )
-
-    async def _lease(self, arrival: CallArrived) -> LiveSandbox | None:
-        """Wait for the decision on a call; returns its sandbox (None: a remote server)."""
-        waiting = self._waiting[arrival.call] = _Waiting()
-        try:
-            self._driver.handle(arrival)
-            await waiting.decided.wait()
-        except anyio.get_cancelled_exc_class():
-            self._driver.handle(CallAbandoned(at_s=self._clock.monotonic_s(), call=arrival.call))
-            raise
-        finally:
-            del self._waiting[arrival.call]
-        match waiting.decision:
-            case GrantLease(sandbox=None):
-                return None
-            case GrantLease(sandbox=sandbox) if sandbox is not None:
-                return self._granted(sandbox, arrival)
-            case RefuseLease() as refused:
-                raise self._refused(refused, arrival)
-            case _:
-                raise AssertionError(f"{arrival.call} was woken without a decision")
-
-    def _granted(self, sandbox: SandboxId, arrival: CallArrived) -> LiveSandbox:
-        live = self._fleet.get(sandbox)
-        if live is None:
-            raise ServerUnavailable(f"{arrival.resource}: its sandbox ended just now", server=arrival.resource)
-        session = self._sessions.get(arrival.session)
-        if session is not None:
-            live.use(session)
-            if not arrival.read_only:
-                self._store.hold(session.id, arrival.resource, session.scope.principal)
-        return live
-
-    async def _exchange(
-        self,
-        scope: SessionScope,
-        settings: ServerSettings,
-        method: str,
-        params: JsonObject | None,
-        channel: ClientChannel,
-        lease: _Lease,
-    ) -> Exchange:
-        with anyio.move_on_after(settings.call_timeout_s):
-            if lease.sandbox is not None:
-                return await lease.sandbox.supervised.request(method, params, channel)
-            writes = lease.effect is not Effect.READ
-            return await self._remotes.request(scope, settings.name, method, params, channel, writes=writes)
-        raise faults.timed_out_call(settings, method)
-
-    def _returned(self, call: CallId, exchange: Exchange) -> None:
-        self._driver.handle(
-            CallReturned(
-                at_s=self._clock.monotonic_s(),
-                call=call,
-                sent_s=exchange.sent_s,
-                answered_s=exchange.answered_s,
-                is_error=exchange.result.get("isError") is True,
-                result_bytes=exchange.result_bytes,
-            )
-        )
-
-    def _refused(self, refused: RefuseLease, arrival: CallArrived) -> HeadstartError:
-        server = arrival.resource
-        match refused.refusal:
-            case LeaseRefusal.STATE_LOST:
-                self._store.release(arrival.session, server)
-                return SandboxLost(refused.message, server=server, hint="call again: a fresh one starts, empty")
-            case LeaseRefusal.NO_MEMORY:
-                return BudgetExceeded(refused.message)
-            case LeaseRefusal.SESSION_CLOSED:
-                return SessionUnknown(refused.message)
-            case _:
-                cause = self._fleet.failures.get((self._principal_of(arrival.session), server))
-                kind = StartTimedOut if isinstance(cause, StartTimedOut) else ServerUnavailable
-                return kind(
-                    refused.message,
-                    server=server,
-                    retry_after_s=refused.retry_after_s,
-                    hint=cause.hint if cause is not None else None,
-                )
-
-    def _principal_of(self, session: SessionId) -> PrincipalId:
-        known = self._sessions.get(session)
-        return known.scope.principal if known is not None else PrincipalId("")
+        return await self._calls.request(self._enter(scope), server, Asked(method, params), channel)
 
     async def notify(self, scope: SessionScope, server: ResourceId, method: str, params: JsonObject | None) -> None:
         """See `ToolRuntime.notify`."""
@@ -449,69 +360,17 @@ class Service:
             case RaisePriority():
                 self._fleet.raise_priority(instruction)
             case GrantLease() | RefuseLease():
-                waiting = self._waiting.get(instruction.call)
-                if waiting is not None:
-                    waiting.decision = instruction
-                    waiting.decided.set()
+                self._calls.decided(instruction)
             case SetTimer():
                 raise AssertionError("the driver keeps the timer")
             case _:
                 assert_never(instruction)
 
-    # ------------------------------------------------------------ what servers say
+    def _connection(self, session: SessionId, server: ResourceId) -> RemoteConnection | None:
+        return self._remotes.get(session, server)
 
-    def _home(self) -> Home:
-        return Home(
-            report=self._driver.handle,
-            form_of=self._catalogues.form_of,
-            fresh_lists=self._catalogues.fresh,
-            lists_changed=self._lists_changed,
-            tell=self._tell,
-            listener=self._listener,
-        )
-
-    def _remote_home(self, session: SessionId, server: ResourceId) -> RemoteHome:
-        return RemoteHome(
-            server,
-            tell=lambda name, method, params: self._tell(session, name, method, params),
-            listener=lambda: self._listener(session),
-            lists_changed=lambda method: self._remote_lists_changed(session, server, method),
-        )
-
-    def _tell(self, session: SessionId, server: ResourceId, method: str, params: JsonObject | None) -> None:
-        known = self._sessions.get(session)
-        if known is not None:
-            known.tell(server, method, params)
-
-    def _listener(self, session: SessionId) -> ClientChannel | None:
-        known = self._sessions.get(session)
-        return None if known is None else known.listener
-
-    def _lists_changed(self, live: LiveSandbox, method: str) -> None:
-        self._tasks.start_soon(self._read_changed_lists, live, method)
-
-    def _remote_lists_changed(self, session: SessionId, server: ResourceId, method: str) -> None:
-        self._tasks.start_soon(self._read_remote_lists, session, server, method)
-
-    async def _read_changed_lists(self, live: LiveSandbox, method: str) -> None:
-        lists = await live.supervised.read_lists()
-        if lists is not None:
-            key = self._servers.spec(live.server).digest
-            live.own_lists = as_catalogue(live.server, key, lists)
-            for name in live.sessions:
-                session = self._sessions.get(name)
-                if session is not None:
-                    live.use(session)
-                    session.tell(live.server, method, None)
-
-    async def _read_remote_lists(self, name: SessionId, server: ResourceId, method: str) -> None:
-        connection, session = self._remotes.get(name, server), self._sessions.get(name)
-        if connection is None or session is None:
-            return
-        lists = await connection.read_lists()
-        if lists is not None:
-            session.own_lists[server] = as_catalogue(server, self._servers.key(server, session.scope), lists)
-            session.tell(server, method, None)
+    def _form_changed(self, principal: PrincipalId, server: ResourceId) -> None:
+        self._catalogues.register(principal, server)
 
     # ------------------------------------------------------------ its end, and what it looks like
 
@@ -524,10 +383,103 @@ class Service:
         if limit.cancelled_caught:
             _log.warning("%d sandboxes were still stopping after %g s and are killed", len(self._fleet), timeout_s)
 
+        self._traces.save_open()
+        self._save_learned()
 
-def _canonical(asked: object) -> str:
-    arguments = cast("JsonObject", asked) if isinstance(asked, dict) else {}
-    try:
-        return canonical_arguments(arguments)
-    except ValueError:
-        return repr(arguments)  # NaN and the like: it must only be told apart from others
+    async def _keep_house(self) -> None:
+        while True:
+            await anyio.sleep(HOUSEKEEPING_EVERY_S)
+            self._traces.collect()
+            self._save_learned()
+
+    def _save_learned(self) -> None:
+        for principal in self._introduced:
+            self._store.save_learned(principal, json.dumps(self.broker.export_learned(principal)))
+
+    @property
+    def session_memory(self) -> SessionMemory:
+        """Where tool clients are remembered over restarts."""
+        return self._store
+
+    async def learn(
+        self, server: ResourceId, principal: PrincipalId, *, progress: LearnProgress | None = None
+    ) -> ServerStatus:
+        """Learn a server's lists and choose its form, waiting for both; what `headstart init` does.
+
+        Raises:
+            CatalogueUnavailable: It could not be learned; the message says why.
+        """
+        scope = SessionScope(session=SessionId(self._ids.new("init")), principal=principal)
+        self._introduce(principal)
+        await self.catalogue(server, scope, progress=progress)
+        if not self._servers.get(server).remote:
+            try:
+                await self._forms.decide(principal, server)
+            except BackendError as exc:
+                _log.warning("%s starts cold: %s", server, exc)
+        self._remotes.close(scope.session)
+        return self._server_status(server, principal)
+
+    async def trace(self, session: str) -> Trace | None:
+        """Return a session's steps (`last`: of the one with the newest step), None if it is not known."""
+        return await self._traces.find(session)
+
+    async def forget(self, principal: PrincipalId | None) -> Forgotten:
+        """Erase what was learned of a principal (None: of everybody), traces and journals too.
+
+        Live sessions go on. Journals hold all principals' events mixed, so all of them go.
+        """
+        for one in [principal] if principal is not None else list(self._introduced):
+            self._journal.append(Forgot(principal=one))
+            self.broker.forget(one)
+        self._traces.forget(principal)
+        erased = await self._store.forget_principal(principal)
+        return replace(erased, journals=await self._journal.erase())
+
+    async def wait_idle(self) -> None:
+        """Return once there is no sandbox, starting, live or stopping."""
+        await self._fleet.wait_empty()
+
+    async def wait_stopped(self, session: SessionId) -> None:
+        """Return once no sandbox is left that this session has used."""
+        await self._fleet.wait_without(session)
+
+    async def statistics(self) -> Statistics:
+        """Measure and count what is there now."""
+        return Statistics(
+            sessions=len(self._sessions),
+            remote_connections=len(self._remotes),
+            sandboxes=tuple(_told(live) for live in self._fleet),
+            zygotes=await self._preparations.zygotes(),
+            servers=tuple(self._server_status(name, LOCAL_PRINCIPAL) for name in self._servers.names),
+            events=self._driver.handled,
+            events_broken=self._driver.broken,
+            journal_dropped=self._journal.dropped,
+            leftovers=await self._backend.leftovers(),
+            state_moved_aside=self._store.moved_aside,
+        )
+
+    def _server_status(self, name: ResourceId, principal: PrincipalId) -> ServerStatus:
+        remote = self._servers.get(name).remote
+        choice = self._forms.choice(principal, name)
+        failure = self._fleet.failures.get((principal, name))
+        return ServerStatus(
+            name=name,
+            remote=remote,
+            form=self._forms.form_of(principal, name),
+            reason="not looked at yet" if choice is None else choice.reason,
+            last_failure=None if failure is None else str(failure),
+        )
+
+
+def _told(live: LiveSandbox) -> SandboxStatus:
+    return SandboxStatus(
+        id=live.id,
+        server=live.server,
+        principal=live.order.principal,
+        sessions=tuple(live.sessions),
+        because=live.order.cause.because,
+        ready=live.supervised.was_ready,
+        memory_bytes=live.supervised.usage.memory_bytes,
+        cpu_s=live.supervised.usage.cpu_s,
+    )

@@ -31,8 +31,9 @@ from headstart.core.events import PrepareForm
 from headstart.errors import ConfigError
 from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import Catalogue, RememberedClient
+from headstart.runtime.tasks import open_tasks
 
-__all__ = ["Estimate", "FormChoice", "Known", "Store", "open_store"]
+__all__ = ["Estimate", "Forgotten", "FormChoice", "Known", "Store", "open_store"]
 
 SCHEMA_VERSION = 1
 FILE_NAME = "state.sqlite"
@@ -51,7 +52,8 @@ CREATE TABLE traces (number INTEGER PRIMARY KEY, session TEXT NOT NULL, principa
     ended_wall_s REAL NOT NULL, trace TEXT NOT NULL);
 CREATE INDEX traces_by_session ON traces (session);
 """
-_BY_PRINCIPAL = ("catalogues", "forms", "clients", "held_state", "learned", "traces")
+_LEARNED = ("catalogues", "forms", "learned", "traces")
+"""What `forget` erases; live sessions are no learned data."""
 
 _log = logging.getLogger(__name__)
 _Statement = tuple[str, tuple[object, ...]]
@@ -85,6 +87,17 @@ class FormChoice:
     form: PrepareForm
     reason: str
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """How much was erased, by what it was."""
+
+    servers: int
+    forms: int
+    learned: int
+    traces: int
+    journals: int = 0
 
 
 class Store:
@@ -185,9 +198,9 @@ class Store:
 
     # ------------------------------------------------------------ learned data, traces
 
-    def learned(self) -> Mapping[str, str]:
-        """Return what the core has learned, by principal, as it wrote it."""
-        return self._learned
+    def learned(self, principal: PrincipalId) -> str | None:
+        """Return what the core has learned of a principal, as it wrote it."""
+        return self._learned.get(principal)
 
     def save_learned(self, principal: str, data: str) -> None:
         if self._learned.get(principal) != data:
@@ -212,15 +225,27 @@ class Store:
         rows = await anyio.to_thread.run_sync(self._query, query, (*values, limit))
         return [str(row[0]) for row in rows]
 
-    def forget_principal(self, principal: PrincipalId) -> None:
-        """Erase everything that was learned for, or from, a principal."""
-        self._known = {k: v for k, v in self._known.items() if k[0] != principal}
-        self._forms = {k: v for k, v in self._forms.items() if k[0] != principal}
-        self._clients = {k: v for k, v in self._clients.items() if v.principal != principal}
-        self._held = {k: v for k, v in self._held.items() if principal not in v.values()}
-        self._learned.pop(principal, None)
-        for table in _BY_PRINCIPAL:
-            self._write(f"DELETE FROM {table} WHERE principal = ?", principal)  # noqa: S608 our own names
+    async def forget_principal(self, principal: PrincipalId | None) -> Forgotten:
+        """Erase everything that was learned for, or from, a principal (None: everybody)."""
+        await self.flush()
+        counts = await anyio.to_thread.run_sync(self._erase, principal)
+        self._known = {k: v for k, v in self._known.items() if principal not in (None, k[0])}
+        self._forms = {k: v for k, v in self._forms.items() if principal not in (None, k[0])}
+        self._learned = {k: v for k, v in self._learned.items() if principal not in (None, k)}
+        return Forgotten(
+            servers=counts["catalogues"], forms=counts["forms"], learned=counts["learned"], traces=counts["traces"]
+        )
+
+    def _erase(self, principal: PrincipalId | None) -> dict[str, int]:
+        where, values = ("", ()) if principal is None else ("WHERE principal = ?", (principal,))
+        with self._guard:
+            with self._connection as connection:
+                erased = {
+                    table: connection.execute(f"DELETE FROM {table} {where}", values).rowcount  # noqa: S608 our own names
+                    for table in _LEARNED
+                }
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still had it
+        return erased
 
     # ------------------------------------------------------------ writing
 
@@ -295,13 +320,16 @@ async def open_store(folder: Path, clock: Clock) -> AsyncGenerator[Store]:
         ConfigError: The folder cannot be used, or the file is from a newer version.
     """
     store = await anyio.to_thread.run_sync(_open, folder, clock)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(store.run, name="store")
-        try:
-            yield store
-        finally:
-            store.close()
-    await anyio.to_thread.run_sync(_close, store)
+    try:
+        async with open_tasks() as tasks:
+            tasks.start_soon(store.run, name="store")
+            try:
+                yield store
+            finally:
+                store.close()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(_close, store)
 
 
 def _open(folder: Path, clock: Clock) -> Store:
@@ -336,6 +364,7 @@ def _connected(path: Path, clock: Clock, *, moved_aside: Path | None) -> Store:
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten, not only unlinked
         _migrate(connection, path)
         return Store(connection, clock, moved_aside=moved_aside)
     except BaseException:
@@ -374,12 +403,15 @@ def _move_aside(path: Path, clock: Clock) -> Path:
 
 
 def _close(store: Store) -> None:
+    store._apply()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  same module
     with closing(store._connection) as connection:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  same module
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _catalogue(text: str) -> Catalogue:
     fields = cast("dict[str, Any]", json.loads(text))
+    for name in ("tools", "resources", "resource_templates", "prompts"):
+        fields[name] = tuple(fields[name])
     return Catalogue(**fields)
 
 

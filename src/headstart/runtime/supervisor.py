@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 from mcp.shared.exceptions import MCPError
 
 from headstart.backends.contract import Backend, ByteStreams, ExitStatus, Identity, Prepared, RunningSandbox, Usage
@@ -28,6 +29,7 @@ from headstart.clock import Clock
 from headstart.config.model import ServerSettings
 from headstart.core.events import (
     Event,
+    PrepareForm,
     SandboxBecameReady,
     SandboxExited,
     SandboxMeasured,
@@ -38,9 +40,10 @@ from headstart.errors import BackendError, ServerUnavailable
 from headstart.ids import SandboxId
 from headstart.runtime import faults
 from headstart.runtime.contract import ClientChannel, JsonObject
-from headstart.runtime.handshake import HandshakeRefused, Lists, read_lists, shake_hands
+from headstart.runtime.handshake import HandshakeRefused, Lists, initialize, read_lists
 from headstart.runtime.link import StdioLink, open_stdio_link
-from headstart.runtime.rpc import Exchange, LinkClosed, Owner
+from headstart.runtime.outbox import LinkClosed
+from headstart.runtime.rpc import Exchange, Owner
 
 __all__ = ["Order", "PreparedSource", "Supervised"]
 
@@ -49,6 +52,12 @@ EXIT_GRACE_S = 1.0
 DRAIN_GRACE_S = 0.25
 
 _log = logging.getLogger(__name__)
+
+
+class ColdInstead(Protocol):
+    """Gives the template that starts by exec, after a zygote could not be forked."""
+
+    async def __call__(self, why: str) -> Prepared: ...
 
 
 class PreparedSource(Protocol):
@@ -62,6 +71,7 @@ class Order:
     """What is to be started.
 
     Attributes:
+        cold_instead: Asked once if a zygote cannot be forked; None: the start fails.
         background: Nobody waits for it yet.
         session_env: Gives the environment that is its session's own; may read the disk.
         package_lock: Gives what is held while it starts, so that two starts of one `npx`
@@ -72,6 +82,7 @@ class Order:
     sandbox: SandboxId
     server: ServerSettings
     prepared: PreparedSource
+    cold_instead: ColdInstead | None = None
     owner: Owner
     session_env: Callable[[], dict[str, str]] = dict[str, str]
     background: bool = False
@@ -97,6 +108,7 @@ class Supervised:
         self._package: anyio.Lock | None = None
         self._lists: Lists | None = None
         self._ready = False
+        self._start_measured = anyio.Event()
         self._over = anyio.Event()
         self._urgent = anyio.Event()
         self.failure: ServerUnavailable | None = None
@@ -189,9 +201,7 @@ class Supervised:
             scope.deadline = anyio.current_time() + order.server.start_timeout_s
             try:
                 await self._acquire_package()
-                prepared = await order.prepared()
-                identity = Identity(sandbox=order.sandbox, hostname="sandbox", env=order.session_env())
-                self._sandbox = await self._backend.start(prepared, identity, background=self._background)
+                self._sandbox = await self._start(await order.prepared())
             except BackendError as exc:
                 self.failure = ServerUnavailable(
                     f"{order.server.name}: no sandbox could be started: {exc}", server=order.server.name, hint=exc.hint
@@ -200,6 +210,17 @@ class Supervised:
                 self.failure = exc
         if scope.cancelled_caught and not self._stopping:
             self.failure = faults.never_answered(order.server, None)
+
+    async def _start(self, prepared: Prepared) -> RunningSandbox:
+        order = self.order
+        identity = Identity(sandbox=order.sandbox, hostname="sandbox", env=order.session_env())
+        try:
+            return await self._backend.start(prepared, identity, background=self._background)
+        except BackendError as exc:
+            if prepared.form is PrepareForm.COLD or order.cold_instead is None:
+                raise
+            cold = await order.cold_instead(str(exc))
+        return await self._backend.start(cold, identity, background=self._background)
 
     async def _acquire_package(self) -> None:
         lock = self.order.package_lock()
@@ -240,7 +261,7 @@ class Supervised:
                 tasks.start_soon(self._watch_exit, streams, link)
                 tasks.start_soon(self._hurry, sandbox)
                 self._scope.deadline = anyio.current_time() + order.server.start_timeout_s
-                if await self._become_ready(sandbox, link, began_s):
+                if await self._become_ready(sandbox, link, tasks, began_s):
                     self._scope.deadline = float("inf")
                     self._release_package()
                     tasks.start_soon(self._measure, sandbox)
@@ -249,13 +270,16 @@ class Supervised:
                     self.failure = faults.died(order.server, self._status, link)
                 tasks.cancel_scope.cancel()
 
-    async def _become_ready(self, sandbox: RunningSandbox, link: StdioLink, began_s: float) -> bool:
+    async def _become_ready(self, sandbox: RunningSandbox, link: StdioLink, tasks: TaskGroup, began_s: float) -> bool:
         server = self.order.server
         try:
-            lists = await shake_hands(link.peer)
+            initialized = await initialize(link.peer)
+            tasks.start_soon(self._measure_start, sandbox)  # meanwhile: it costs as much as a list
+            lists = await read_lists(link.peer, initialized)
             if server.warmup is not None:
                 arguments = dict(server.warmup.arguments)
                 await link.peer.request("tools/call", {"name": server.warmup.tool, "arguments": arguments})
+                await self._read_usage(sandbox)
         except LinkClosed:
             await self._learn_status()
             self.failure = faults.exited_early(server, self._status, link)
@@ -268,7 +292,7 @@ class Supervised:
             self.failure = faults.handshake_refused(server, f"its warm-up call {tool} failed: {exc.message}", link)
             return False
         self._lists = lists
-        await self._read_usage(sandbox)
+        await self._start_measured.wait()
         if self.order.on_lists is not None:
             self.order.on_lists(lists)
         self._ready = True
@@ -309,6 +333,10 @@ class Supervised:
             await sandbox.raise_priority()
         except BackendError as exc:
             _log.debug("%s keeps its low priority: %s", self.id, exc)
+
+    async def _measure_start(self, sandbox: RunningSandbox) -> None:
+        await self._read_usage(sandbox)
+        self._start_measured.set()
 
     async def _measure(self, sandbox: RunningSandbox) -> None:
         while True:

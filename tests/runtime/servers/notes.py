@@ -9,6 +9,7 @@ from mcp.types import SamplingMessage, TextContent, ToolAnnotations
 
 server = MCPServer("notes", instructions="Keeps notes while it runs.")
 notes: list[str] = []
+cancelled: list[str] = []
 
 
 @server.tool()
@@ -34,9 +35,19 @@ async def count_slowly(to: int, ctx: Context) -> str:
 
 @server.tool()
 async def never_answer() -> str:
-    """Wait for ever."""
-    await anyio.sleep_forever()
+    """Wait for ever, and note who gives up waiting."""
+    try:
+        await anyio.sleep_forever()
+    except anyio.get_cancelled_exc_class():
+        cancelled.append("never_answer")
+        raise
     return ""
+
+
+@server.tool()
+async def cancelled_calls() -> str:
+    """Count the calls that were cancelled."""
+    return str(len(cancelled))
 
 
 @server.tool()

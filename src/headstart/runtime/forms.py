@@ -1,0 +1,220 @@
+"""From what each server is started, why, and the zygotes that are kept for it.
+
+Choosing (`zygotes.choose_form`) starts a server several times, so it is done once per
+launch spec, one server at a time, in the background or by `headstart init`; what was
+chosen is remembered. Until a zygote stands ready, its server starts cold: a start never
+waits for one.
+
+Zygotes hold memory. They may hold `ZYGOTE_SHARE` of the budget; the pool decides about the
+rest, so the two together never pass it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+
+from headstart.backends.contract import Backend, Prepared
+from headstart.clock import Clock
+from headstart.config.model import PoolSettings, ServerSettings
+from headstart.core.events import PrepareForm
+from headstart.errors import BackendError, ServerUnavailable
+from headstart.ids import IdSource, PrincipalId, ResourceId
+from headstart.runtime.preparations import PreparationKey, Preparations
+from headstart.runtime.servers import ConfiguredServers
+from headstart.runtime.store import Estimate, FormChoice, Store
+from headstart.runtime.templates import LaunchSpec
+from headstart.runtime.zygotes import CheckedForm, FormCheck, choose_form, restore_form
+
+__all__ = ["ZYGOTE_SHARE", "FormParts", "Forms", "zygotes_possible"]
+
+ZYGOTE_SHARE = 0.25
+MAX_WAITING = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+def zygotes_possible(pool: PoolSettings, backend: Backend) -> bool:
+    """Whether any server may start from a zygote here."""
+    return pool.zygotes and backend.capabilities.zygotes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormParts:
+    """What choosing needs.
+
+    Attributes:
+        changed: Told when a server is started from something else than before.
+    """
+
+    pool: PoolSettings
+    servers: ConfiguredServers
+    store: Store
+    preparations: Preparations
+    backend: Backend
+    clock: Clock
+    ids: IdSource
+    changed: Callable[[PrincipalId, ResourceId], None]
+
+
+class Forms:
+    """The choices of all principals."""
+
+    def __init__(self, parts: FormParts) -> None:
+        self._parts = parts
+        self._send, self._waiting = anyio.create_memory_object_stream[tuple[PrincipalId, ResourceId]](MAX_WAITING)
+        self._lock = anyio.Lock()
+        self._told: dict[tuple[PrincipalId, ResourceId], FormChoice] = {}
+
+    # ------------------------------------------------------------ asked by others
+
+    def form_of(self, principal: PrincipalId, server: ResourceId) -> PrepareForm:
+        """From what a start would come now."""
+        return PrepareForm.COLD if self.zygote(principal, server) is None else PrepareForm.ZYGOTE
+
+    def zygote(self, principal: PrincipalId, server: ResourceId) -> Prepared | None:
+        """Return the zygote that stands ready, if there is one."""
+        try:
+            spec = self._parts.servers.spec(server)
+        except ServerUnavailable:
+            return None
+        return self._parts.preparations.ready(_key(principal, spec))
+
+    def choice(self, principal: PrincipalId, server: ResourceId) -> FormChoice | None:
+        """Return what was chosen and why, None if nobody has looked yet."""
+        return self._told.get((principal, server))
+
+    def estimate(self, principal: PrincipalId, server: ResourceId) -> Estimate | None:
+        """Return what a start from the server's zygote was seen to take."""
+        choice = self.choice(principal, server)
+        if choice is None or choice.form is PrepareForm.COLD:
+            return None
+        start_s, cpu_s, memory = (choice.details.get(f"zygote_{what}") for what in ("start_s", "cpu_s", "memory_bytes"))
+        if start_s is None or cpu_s is None or memory is None:
+            return None
+        return Estimate(start_s=start_s, cpu_s=cpu_s, memory_bytes=memory)
+
+    def consider(self, principal: PrincipalId, server: ResourceId) -> None:
+        """Choose in the background, when others are done; never blocks."""
+        try:
+            self._send.send_nowait((principal, server))
+        except anyio.WouldBlock:
+            _log.debug("%s is not looked at now: too many servers wait for it", server)
+
+    async def run(self) -> None:
+        """Choose for those that were to be considered, one after the other."""
+        with self._send, self._waiting:
+            async for principal, server in self._waiting:
+                try:
+                    await self.decide(principal, server)
+                except (BackendError, ServerUnavailable) as exc:
+                    _log.info("%s starts cold: %s", server, exc)
+
+    async def prepared(self, principal: PrincipalId, server: ResourceId) -> Prepared:
+        """Return what a start comes from now.
+
+        Raises:
+            ServerUnavailable: The operator wants a zygote (`always`) and there can be none.
+            BackendError: The template cannot be prepared.
+        """
+        zygote = self.zygote(principal, server)
+        if zygote is None and self._parts.servers.get(server).zygote == "always":
+            choice = await self.decide(principal, server)
+            zygote = self.zygote(principal, server)
+            if zygote is None:
+                raise ServerUnavailable(
+                    f"{server}: it may only start from a zygote, but none can be made: {choice.reason}",
+                    server=server,
+                    hint=f'set mcpServers.{server}.headstart.zygote to "auto"',
+                )
+        return zygote or await self.cold(principal, server)
+
+    async def cold(self, principal: PrincipalId, server: ResourceId) -> Prepared:
+        """Return the template that starts by exec."""
+        spec = self._parts.servers.spec(server)
+        return await self._parts.preparations.get(PreparationKey(principal, spec.digest, PrepareForm.COLD), spec)
+
+    async def broken(self, principal: PrincipalId, server: ResourceId, why: str) -> None:
+        """A zygote could not be forked: start cold from now on, and make another one."""
+        _log.warning("the zygote of %s failed and is made again: %s", server, why)
+        await self._parts.preparations.drop(_key(principal, self._parts.servers.spec(server)))
+        self._tell(principal, server, FormChoice(form=PrepareForm.COLD, reason=f"its zygote failed: {why}"))
+        self.consider(principal, server)
+
+    # ------------------------------------------------------------ choosing
+
+    async def decide(self, principal: PrincipalId, server: ResourceId) -> FormChoice:
+        """Choose, unless it is chosen; make the zygote, unless it stands ready."""
+        settings = self._parts.servers.get(server)
+        async with self._lock:
+            refusal = self._refusal(settings)
+            if refusal is not None:
+                choice = FormChoice(form=PrepareForm.COLD, reason=refusal)
+            elif self.zygote(principal, server) is not None:
+                return self._told[principal, server]
+            else:
+                choice = await self._choose(principal, settings)
+            self._tell(principal, server, choice)
+            return choice
+
+    def _refusal(self, settings: ServerSettings) -> str | None:
+        if settings.remote:
+            return "it is remote: nothing is started"
+        if settings.zygote == "never":
+            return 'its config says zygote = "never"'
+        if not self._parts.pool.zygotes:
+            return "zygotes are off in [pool]"
+        if not self._parts.backend.capabilities.zygotes:
+            return f"the {self._parts.backend.name} backend cannot fork processes here"
+        return None
+
+    async def _choose(self, principal: PrincipalId, settings: ServerSettings) -> FormChoice:
+        spec = await anyio.to_thread.run_sync(self._parts.servers.spec, settings.name)
+        checked = await self._remembered(principal, spec) or await self._check(principal, settings, spec)
+        choice = checked.stored()
+        if checked.form is PrepareForm.COLD:
+            return choice
+        if checked.prepared is not None:
+            self._parts.preparations.adopt(_key(principal, spec), checked.prepared)
+        else:
+            await self._parts.preparations.get(_key(principal, spec), spec, checked.preload)
+        return await self._within_budget(principal, spec, choice)
+
+    async def _remembered(self, principal: PrincipalId, spec: LaunchSpec) -> CheckedForm | None:
+        stored = self._parts.store.form(principal, spec.digest)
+        return None if stored is None else await anyio.to_thread.run_sync(restore_form, stored)
+
+    async def _check(self, principal: PrincipalId, settings: ServerSettings, spec: LaunchSpec) -> CheckedForm:
+        check = FormCheck(
+            backend=self._parts.backend,
+            warmup=settings.warmup,
+            session_env=settings.session_env,
+            clock=self._parts.clock,
+            ids=self._parts.ids,
+        )
+        checked = await choose_form(spec.template, check)
+        self._parts.store.choose_form(principal, spec.digest, checked.stored())
+        return checked
+
+    async def _within_budget(self, principal: PrincipalId, spec: LaunchSpec, choice: FormChoice) -> FormChoice:
+        held = sum(zygote.memory_bytes for zygote in await self._parts.preparations.zygotes())
+        allowed = self._parts.pool.memory_mb * 1_000_000 * ZYGOTE_SHARE
+        if held <= allowed:
+            return choice
+        await self._parts.preparations.drop(_key(principal, spec))
+        reason = f"zygotes would hold {held / 1e6:.0f} MB; {allowed / 1e6:.0f} MB of pool.memory_mb are theirs"
+        return FormChoice(form=PrepareForm.COLD, reason=reason)
+
+    def _tell(self, principal: PrincipalId, server: ResourceId, choice: FormChoice) -> None:
+        before = self._told.get((principal, server))
+        self._told[principal, server] = choice
+        if before is None or before.form is not choice.form:
+            self._parts.changed(principal, server)
+
+
+def _key(principal: PrincipalId, spec: LaunchSpec) -> PreparationKey:
+    return PreparationKey(principal, spec.digest, PrepareForm.ZYGOTE)

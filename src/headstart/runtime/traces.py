@@ -1,0 +1,138 @@
+"""Finished steps, preparations and summaries, by session: open ones in memory, ended ones in the store."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from headstart.core.steps import Preparation, SessionSummary, Step
+from headstart.core.tracer import Finished
+from headstart.ids import PrincipalId, SessionId
+from headstart.runtime.codec import RecordCodec
+from headstart.runtime.store import Store
+
+__all__ = ["Trace", "TraceSource", "Traces"]
+
+LAST = "last"
+MOST_STEPS = 1_000
+MOST_SESSIONS = 2_000
+
+_CODEC = RecordCodec([Step, Preparation, SessionSummary])
+
+
+class TraceSource(Protocol):
+    """Where finished things come from: the broker."""
+
+    def take_finished(self) -> list[Finished]: ...
+    def summary(self, session: SessionId) -> SessionSummary | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A session as time.
+
+    Attributes:
+        steps: The newest `MOST_STEPS`, oldest first.
+        summary: Of all its steps.
+    """
+
+    session: SessionId
+    summary: SessionSummary
+    steps: tuple[Step, ...]
+    preparations: tuple[Preparation, ...]
+
+
+@dataclass(slots=True)
+class _Open:
+    steps: deque[Step] = field(default_factory=lambda: deque[Step](maxlen=MOST_STEPS))
+    preparations: deque[Preparation] = field(default_factory=lambda: deque[Preparation](maxlen=MOST_STEPS))
+
+
+class Traces:
+    """Collects what the broker has finished; what no session owns is left out."""
+
+    def __init__(self, source: TraceSource, store: Store) -> None:
+        self._source = source
+        self._store = store
+        self._open: OrderedDict[SessionId, _Open] = OrderedDict()
+
+    def collect(self) -> None:
+        """Take what is finished; sessions that have ended go to the store."""
+        for one in self._source.take_finished():
+            if one.session is None:
+                continue
+            match one:
+                case Step():
+                    self._of(one.session).steps.append(one)
+                    self._open.move_to_end(one.session)
+                case Preparation():
+                    self._of(one.session).preparations.append(one)
+                case SessionSummary():
+                    if one.closed:
+                        self._save(one)
+
+    async def find(self, name: str) -> Trace | None:
+        """Return the trace of a session, or of the newest with `last`; None if there is none."""
+        self.collect()
+        session = next(reversed(self._open), None) if name == LAST else SessionId(name)
+        if session is not None and session in self._open:
+            summary = self._source.summary(session)
+            if summary is not None:
+                return self._trace(session, summary)
+        found = await self._store.traces(None if name == LAST else SessionId(name))
+        return _decode(found[0]) if found else None
+
+    def save_open(self) -> None:
+        """Keep the traces of sessions that outlive this run."""
+        self.collect()
+        for session in list(self._open):
+            summary = self._source.summary(session)
+            if summary is not None and summary.steps:
+                self._save(summary)
+
+    def forget(self, principal: PrincipalId | None) -> None:
+        """Drop what is in memory of one principal (None: of all)."""
+        self.collect()
+        for session, held in list(self._open.items()):
+            if principal is None or any(step.principal == principal for step in held.steps):
+                del self._open[session]
+
+    def _of(self, session: SessionId) -> _Open:
+        held = self._open.setdefault(session, _Open())
+        if len(self._open) > MOST_SESSIONS:
+            self._open.popitem(last=False)
+        return held
+
+    def _save(self, summary: SessionSummary) -> None:
+        trace = self._trace(summary.session, summary)
+        self._open.pop(summary.session, None)
+        if trace.steps or trace.preparations:
+            self._store.save_trace(summary.session, summary.principal, _encode(trace))
+
+    def _trace(self, session: SessionId, summary: SessionSummary) -> Trace:
+        held = self._open.get(session) or _Open()
+        return Trace(session=session, summary=summary, steps=tuple(held.steps), preparations=tuple(held.preparations))
+
+
+def _encode(trace: Trace) -> str:
+    return json.dumps(
+        {
+            "session": trace.session,
+            "summary": _CODEC.encode(trace.summary),
+            "steps": [_CODEC.encode(step) for step in trace.steps],
+            "preparations": [_CODEC.encode(one) for one in trace.preparations],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _decode(text: str) -> Trace:
+    fields = cast("dict[str, Any]", json.loads(text))
+    return Trace(
+        session=fields["session"],
+        summary=cast("SessionSummary", _CODEC.decode(fields["summary"])),
+        steps=tuple(cast("Step", _CODEC.decode(one)) for one in fields["steps"]),
+        preparations=tuple(cast("Preparation", _CODEC.decode(one)) for one in fields["preparations"]),
+    )

@@ -1,0 +1,164 @@
+"""What goes wrong with servers: a clear error that names what, where and the cure, and nothing else is lost."""
+
+import anyio
+import pytest
+
+from headstart.config.model import PoolMode, PoolSettings, ServerSettings, WarmupCall
+from headstart.errors import BudgetExceeded, CatalogueUnavailable, SandboxLost, ServerUnavailable, StartTimedOut
+from headstart.ids import ResourceId
+from headstart.runtime.contract import JsonObject
+from headstart.runtime.service import Service
+
+from .conftest import NOTES, OpenService, RecordingChannel, call, scope, stdio_server, text_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def ask(service: Service, tool: str, **arguments: object) -> JsonObject:
+    return await service.request(scope(), NOTES, "tools/call", call(tool, **arguments), RecordingChannel())
+
+
+async def test_a_server_that_exits_at_once_is_quoted(open_service: OpenService) -> None:
+    async with open_service(stdio_server("exits.py")) as service:
+        with pytest.raises(ServerUnavailable) as caught:
+            await ask(service, "anything")
+    assert "notes did not start" in str(caught.value)
+    assert "exited with code 3 before its handshake was done" in str(caught.value)
+    assert "| Traceback: no API key" in str(caught.value)
+    assert caught.value.hint is not None
+    assert "run it by hand to see why" in caught.value.hint
+    assert "exits.py" in caught.value.hint
+
+
+async def test_a_server_that_failed_lately_is_not_started_again_at_once(open_service: OpenService) -> None:
+    async with open_service(stdio_server("exits.py")) as service:
+        with pytest.raises(ServerUnavailable):
+            await ask(service, "anything")
+        with pytest.raises(ServerUnavailable, match=r"tried again in .* s: .*exited with code 3") as caught:
+            await ask(service, "anything")
+    assert caught.value.retry_after_s is not None
+
+
+async def test_a_server_that_never_answers_is_given_up_after_its_deadline(open_service: OpenService) -> None:
+    async with open_service(stdio_server("silent.py", start_timeout_s=0.5)) as service:
+        with pytest.raises(StartTimedOut) as caught:
+            await ask(service, "anything")
+    assert "did not answer its handshake within 0.5 s" in str(caught.value)
+    assert "| loading a very large model" in str(caught.value)
+    assert caught.value.hint is not None
+    assert "mcpServers.notes.headstart.start_timeout_s" in caught.value.hint
+
+
+async def test_the_lists_of_a_server_that_does_not_start_say_why(open_service: OpenService) -> None:
+    async with open_service(stdio_server("exits.py")) as service:
+        with pytest.raises(CatalogueUnavailable, match=r"its tools are not known: .*exited with code 3"):
+            await service.catalogue(NOTES, scope())
+
+
+async def test_lists_that_take_long_to_learn_are_not_waited_for_without_end(open_service: OpenService) -> None:
+    async with open_service(stdio_server("silent.py"), learn_timeout_s=0.3) as service:
+        with pytest.raises(CatalogueUnavailable, match=r"still being learned after 0.3 s"):
+            await service.catalogue(NOTES, scope())
+
+
+async def test_a_command_that_does_not_exist_is_named_with_its_key(open_service: OpenService) -> None:
+    missing = ServerSettings(name=NOTES, command="no-such-mcp-server")
+    async with open_service(missing) as service:
+        with pytest.raises(ServerUnavailable, match="command 'no-such-mcp-server' was not found") as caught:
+            await ask(service, "anything")
+    assert caught.value.hint is not None
+    assert "mcpServers.notes.command" in caught.value.hint
+
+
+async def test_an_unknown_server_is_told_with_the_known_ones(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        with pytest.raises(ServerUnavailable, match="no server is called 'nots'") as caught:
+            await service.request(scope(), ResourceId("nots"), "tools/call", call("x"), RecordingChannel())
+    assert caught.value.hint == "the configured ones are notes"
+
+
+async def test_junk_on_stdout_does_not_disturb_the_conversation(open_service: OpenService) -> None:
+    async with open_service(stdio_server("chatty.py")) as service:
+        catalogue = await service.catalogue(NOTES, scope())
+        result = await ask(service, "hello")
+    assert catalogue.tools[0]["x-unknown"] == [1.0, None]
+    assert result == {"content": [{"type": "text", "text": "hello"}], "later": {"field": 1}}
+
+
+async def test_a_server_that_ignores_the_end_of_its_stdin_is_stopped_in_bounded_time(open_service: OpenService) -> None:
+    with anyio.fail_after(15):
+        async with open_service(stdio_server("chatty.py", "--stubborn")) as service:
+            await ask(service, "hello")
+    # leaving the service has waited for its end
+
+
+async def test_a_server_that_dies_in_a_call_is_quoted_and_its_lost_state_is_told_once(
+    open_service: OpenService,
+) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        await ask(service, "add_note", text="mine")
+        with pytest.raises(ServerUnavailable) as caught:
+            await ask(service, "die")
+        with pytest.raises(SandboxLost, match="the sandbox of notes that held this session's state is gone"):
+            await ask(service, "read_notes")
+        assert text_of(await ask(service, "read_notes")) == ""
+    assert "it exited with code 7 during the call" in str(caught.value)
+    assert "| about to die of a bug" in str(caught.value)
+    assert caught.value.hint is not None
+
+
+async def test_other_calls_of_a_server_that_dies_fail_too(open_service: OpenService) -> None:
+    failures: list[str] = []
+
+    async def wait_for_ever(service: Service) -> None:
+        with pytest.raises(ServerUnavailable) as caught:
+            await ask(service, "never_answer")
+        failures.append(str(caught.value))
+
+    async with open_service(stdio_server("notes.py")) as service:
+        await ask(service, "read_notes")
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_for_ever, service)
+                with pytest.raises(ServerUnavailable):
+                    await ask(service, "die")
+    assert "exited with code 7" in failures[0]
+
+
+async def test_an_answer_of_50_mb_arrives_whole(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        with anyio.fail_after(60):
+            result = await ask(service, "big", size_mb=50)
+    assert len(text_of(result)) == 50 * 1024 * 1024
+
+
+async def test_a_call_past_its_own_deadline_is_cancelled_and_the_server_lives_on(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py", call_timeout_s=1.0)) as service:
+        await ask(service, "add_note", text="kept")
+        with pytest.raises(ServerUnavailable, match="tools/call got no answer within 1 s and was cancelled") as caught:
+            await ask(service, "never_answer")
+        assert text_of(await ask(service, "read_notes")) == "kept"
+    assert caught.value.hint == "raise mcpServers.notes.headstart.call_timeout_s"
+
+
+async def test_a_client_that_leaves_in_a_call_cancels_it_at_the_server(open_service: OpenService) -> None:
+    async with open_service(stdio_server("notes.py")) as service:
+        await ask(service, "add_note", text="kept")
+        with anyio.move_on_after(0.5):
+            await ask(service, "never_answer")
+        assert text_of(await ask(service, "cancelled_calls")) == "1"
+        assert text_of(await ask(service, "read_notes")) == "kept"
+
+
+async def test_a_warm_up_call_that_fails_is_named(open_service: OpenService) -> None:
+    warmup = WarmupCall(tool="warm", arguments={"a": 1})
+    async with open_service(stdio_server("refusing.py", warmup=warmup)) as service:
+        with pytest.raises(ServerUnavailable, match="its warm-up call warm failed: no tool is called warm"):
+            await ask(service, "anything")
+
+
+async def test_a_memory_budget_too_small_for_one_server_says_how_much_is_needed(open_service: OpenService) -> None:
+    pool = PoolSettings(mode=PoolMode.ON_DEMAND, memory_mb=10)
+    async with open_service(stdio_server("notes.py"), pool=pool) as service:
+        with pytest.raises(BudgetExceeded, match=r"notes needs about \d+ MB.*set memory_mb of \[pool\]"):
+            await ask(service, "read_notes")

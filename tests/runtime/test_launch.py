@@ -1,0 +1,164 @@
+"""What a server's launch needs to see of the host."""
+
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstart.backends.contract import Mount, MountMode, Network
+from headstart.config.model import MountSetting, ServerSettings
+from headstart.errors import ServerUnavailable
+from headstart.ids import ResourceId
+from headstart.runtime.launch import HostFacts, find_launch
+from headstart.runtime.templates import launch_spec, remote_digest
+
+NAME = ResourceId("srv")
+
+
+def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def server(command: str | Path, *args: str, **more: Any) -> ServerSettings:
+    return ServerSettings(name=NAME, command=str(command), args=args, **more)
+
+
+def seen(launched: ServerSettings, host: HostFacts | None = None) -> dict[Path, MountMode]:
+    return {mount.target: mount.mode for mount in find_launch(launched, host or HostFacts()).mounts}
+
+
+@pytest.fixture(scope="module")
+def a_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("venvs") / "one"
+    venv.create(folder, symlinks=True)
+    return folder
+
+
+def test_a_system_command_needs_no_mounts_of_its_own() -> None:
+    launch = find_launch(server("sh"), HostFacts())
+    assert launch.mounts == ()
+    assert Path(launch.program).name in {"sh", "dash", "bash"}
+
+
+def test_a_script_of_a_virtual_environment_sees_it_and_its_base_interpreter(a_venv: Path) -> None:
+    script = executable(a_venv / "bin" / "mcp-server-x", f"#!{a_venv}/bin/python\n")
+    visible = seen(server(script))
+    base = Path(sys.base_prefix).resolve()
+    assert visible[a_venv] is MountMode.READ_ONLY
+    assert base.is_relative_to("/usr") or base in {path.resolve() for path in visible}
+
+
+def test_the_python_of_a_virtual_environment_is_not_resolved_away(a_venv: Path) -> None:
+    launch = find_launch(server(a_venv / "bin" / "python", "-m", "x"), HostFacts())
+    assert launch.program == f"{a_venv}/bin/python"
+    assert launch.path.split(":")[0] == f"{a_venv}/bin"
+
+
+def test_editable_installs_show_their_sources(a_venv: Path, tmp_path: Path) -> None:
+    source = tmp_path / "project" / "src"
+    source.mkdir(parents=True)
+    site = next(a_venv.glob("lib/python3*/site-packages"))
+    (site / "__editable__.x.pth").write_text(f"import _x\n{source}\n/no/such/folder\n")
+    assert source in seen(server(a_venv / "bin" / "python", "-m", "x"))
+
+
+def test_a_script_that_an_interpreter_is_given_shows_with_its_folder(tmp_path: Path) -> None:
+    script = executable(tmp_path / "srv" / "main.py", "")
+    assert tmp_path / "srv" in seen(server(sys.executable, "-u", str(script)))
+
+
+def test_a_data_path_among_the_arguments_is_not_shown(tmp_path: Path) -> None:
+    executable(tmp_path / "srv" / "main.py", "")
+    (tmp_path / "data").mkdir()
+    launched = server(sys.executable, str(tmp_path / "srv" / "main.py"), str(tmp_path / "data"))
+    assert tmp_path / "data" not in seen(launched)
+
+
+def test_a_command_in_node_modules_shows_the_outermost_one(tmp_path: Path) -> None:
+    inner = executable(tmp_path / "node_modules/pkg/node_modules/dep/cli.js", "#!/usr/bin/env sh\n")
+    link = tmp_path / "node_modules" / ".bin" / "dep"
+    link.parent.mkdir()
+    link.symlink_to(inner)
+    visible = seen(server(link))
+    assert tmp_path / "node_modules" in visible
+    assert tmp_path not in visible
+
+
+def test_a_command_through_links_shows_every_place_on_the_way(tmp_path: Path) -> None:
+    real = executable(tmp_path / "store" / "v1" / "bin" / "tool")
+    current = tmp_path / "store" / "current"
+    current.symlink_to(real.parent.parent)
+    shim = tmp_path / "shims" / "tool"
+    shim.parent.mkdir()
+    shim.symlink_to(current / "bin" / "tool")
+    launch = find_launch(server("tool"), HostFacts(search_path=str(shim.parent)))
+    assert launch.program == str(real)
+    assert real.parent.parent in {mount.source for mount in launch.mounts}
+
+
+@pytest.mark.parametrize("launcher", ["npx", "uvx", "pipx"])
+def test_a_launchers_cache_shows_but_is_not_written(launcher: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    folders = {"npx": ".npm", "uvx": ".cache/uv", "pipx": ".local/share/pipx"}
+    (home / folders[launcher]).mkdir(parents=True)
+    executable(tmp_path / "bin" / launcher)
+    host = HostFacts(search_path=str(tmp_path / "bin"), home=home)
+    launch = find_launch(server(launcher, "-y", "mcp-server-x@1.0", network="none"), host)
+    mount = Mount(source=home / folders[launcher], target=home / folders[launcher], mode=MountMode.OVERLAY)
+    assert mount in launch.mounts
+    assert launch.package is not None
+    assert launch.package.endswith("mcp-server-x@1.0")
+    assert any(str(home) in value for value in launch.env.values())
+
+
+def test_the_environment_inside_is_the_configs_and_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    spec = launch_spec(server("sh", env={"TOKEN": "t", "MINE": "m"}, session_env=("MINE",)), HostFacts.here())
+    assert set(spec.template.command.env) == {"PATH", "LANG", "TOKEN"}
+    assert spec.session_env == {"MINE": "m"}
+    assert spec.template.network is Network.NONE
+
+
+def test_a_missing_command_and_a_missing_mount_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerUnavailable, match="srv: command '/no/such' was not found") as command:
+        launch_spec(server("/no/such"), HostFacts())
+    missing = MountSetting(path=tmp_path / "gone")
+    with pytest.raises(ServerUnavailable, match=f"srv: mount {tmp_path}/gone does not exist") as mount:
+        launch_spec(server("sh", mounts=(missing,)), HostFacts())
+    assert command.value.hint == "install it, or give its full path as mcpServers.srv.command"
+    assert mount.value.hint == "create it, or correct mcpServers.srv.headstart.mounts"
+
+
+def test_a_declared_mount_wins_over_a_found_one(tmp_path: Path) -> None:
+    script = executable(tmp_path / "srv" / "main.py", "")
+    declared = MountSetting(path=tmp_path / "srv", mode="rw")
+    visible = seen(server(sys.executable, str(script), mounts=(declared,)))
+    assert visible[tmp_path / "srv"] is MountMode.READ_WRITE
+
+
+def test_whatever_changes_what_a_server_says_changes_its_digest(a_venv: Path, tmp_path: Path) -> None:
+    script = executable(tmp_path / "srv.py", "one")
+    base = server(sys.executable, str(script), env={"A": "1"})
+    others = [
+        server(sys.executable, str(script), "more", env={"A": "1"}),
+        server(sys.executable, str(script), env={"A": "2"}),
+        server(sys.executable, str(script), env={"A": "1"}, network="host"),
+        server(sys.executable, str(script), env={"A": "1"}, memory_mb=100),
+        server(sys.executable, str(script), env={"A": "1"}, cwd=tmp_path),
+    ]
+    digests = [launch_spec(one, HostFacts()).digest for one in (base, *others)]
+    script.write_text("another one")
+    digests.append(launch_spec(base, HostFacts()).digest)
+    assert len(set(digests)) == len(digests)
+    assert launch_spec(base, HostFacts()).digest == digests[-1]
+
+
+def test_a_remote_servers_digest_is_its_place_and_its_headers() -> None:
+    one = ServerSettings(name=NAME, url="http://a/mcp", headers={"X": "1"})
+    other = ServerSettings(name=NAME, url="http://a/mcp", headers={"X": "2"})
+    assert remote_digest(one) != remote_digest(other)

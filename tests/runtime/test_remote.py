@@ -1,0 +1,177 @@
+"""Remote servers over streamable HTTP, on loopback."""
+
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.shared.exceptions import MCPError
+
+from headstart.config.model import ServerSettings
+from headstart.errors import CatalogueUnavailable, SandboxLost, ServerUnavailable, UnauthorizedUpstream
+from headstart.ids import ResourceId
+from headstart.runtime.contract import JsonObject
+from headstart.runtime.service import Service
+
+from .conftest import OpenService, RecordingChannel, call, scope, text_of
+
+pytestmark = pytest.mark.anyio
+
+FAR = ResourceId("far")
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Guard:
+    """An ASGI app in front of another one that notes requests and may refuse them."""
+
+    def __init__(self, app: App, *, token: str | None = None) -> None:
+        self._app = app
+        self._token = token
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        self.forget_sessions = False
+        self.deleted = anyio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+            self.seen.append((scope["method"], headers))
+            if scope["method"] == "DELETE":
+                self.deleted.set()
+            if self._token is not None and headers.get("authorization") != f"Bearer {self._token}":
+                await _refuse(send, 401, [(b"www-authenticate", b'Bearer resource_metadata="http://as/meta"')])
+                return
+            if self.forget_sessions and "mcp-session-id" in headers and scope["method"] == "POST":
+                self.forget_sessions = False
+                await _refuse(send, 404, [])
+                return
+        await self._app(scope, receive, send)
+
+
+async def _refuse(send: Any, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def counter() -> MCPServer:
+    server = MCPServer("counter")
+    counts: dict[str, int] = {}
+
+    @server.tool()
+    async def count(name: str, ctx: Context) -> str:
+        await ctx.report_progress(1, 2)
+        counts[name] = counts.get(name, 0) + 1
+        return str(counts[name])
+
+    return server
+
+
+@asynccontextmanager
+async def remote(*, token: str | None = None) -> AsyncGenerator[tuple[str, Guard]]:
+    """Serve `counter` on loopback."""
+    guard = Guard(counter().streamable_http_app(), token=token)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(guard, log_level="warning", ws="none", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [listener])
+            with anyio.fail_after(10):
+                while not server.started:
+                    await anyio.lowlevel.checkpoint()
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", guard
+            finally:
+                server.should_exit = True
+
+
+def settings(url: str, **more: Any) -> ServerSettings:
+    return ServerSettings(name=FAR, url=url, **more)
+
+
+async def ask(
+    service: Service, session: str = "ses", channel: RecordingChannel | None = None, **more: Any
+) -> JsonObject:
+    params = {**call("count", name="n"), "_meta": {"progressToken": "tok"}}
+    return await service.request(scope(session, **more), FAR, "tools/call", params, channel or RecordingChannel())
+
+
+async def test_a_remote_server_is_listed_and_called(open_service: OpenService) -> None:
+    client = RecordingChannel()
+    async with remote() as (url, _), open_service(settings(url)) as service:
+        catalogue = await service.catalogue(FAR, scope())
+        result = await ask(service, channel=client)
+    assert [tool["name"] for tool in catalogue.tools] == ["count"]
+    assert text_of(result) == "1"
+    assert client.told == [("notifications/progress", {"progressToken": "tok", "progress": 1, "total": 2})]
+
+
+async def test_each_session_has_its_own_connection_which_is_ended_with_it(open_service: OpenService) -> None:
+    async with remote() as (url, guard), open_service(settings(url)) as service:
+        await ask(service, "one")
+        await ask(service, "two")
+        await service.close_session(scope("one").session, reason="left")
+        with anyio.fail_after(10):
+            await guard.deleted.wait()
+        sessions = {headers["mcp-session-id"] for _, headers in guard.seen if "mcp-session-id" in headers}
+        assert len(sessions) == 2
+        assert (await service.statistics()).remote_connections == 1
+
+
+async def test_headers_of_the_config_and_of_the_client_go_to_the_server(open_service: OpenService) -> None:
+    server = {"headers": {"X-Team": "blue"}}
+    async with remote(token="secret") as (url, guard), open_service(settings(url, **server)) as service:
+        await ask(service, passthrough_headers={"Authorization": "Bearer secret"}, credentials="digest")
+    posted = next(headers for method, headers in guard.seen if method == "POST")
+    assert (posted["x-team"], posted["authorization"]) == ("blue", "Bearer secret")
+    assert {headers.get("mcp-protocol-version") for method, headers in guard.seen[1:] if method == "POST"} == {
+        "2025-11-25"
+    }
+
+
+async def test_a_challenge_reaches_the_client_as_it_is(open_service: OpenService) -> None:
+    async with remote(token="secret") as (url, _), open_service(settings(url)) as service:
+        with pytest.raises(UnauthorizedUpstream) as listing:
+            await service.catalogue(FAR, scope())
+        with pytest.raises(UnauthorizedUpstream) as calling:
+            await ask(service)
+        result = await ask(service, passthrough_headers={"Authorization": "Bearer secret"}, credentials="digest")
+    for caught in (listing, calling):
+        assert caught.value.status == 401
+        assert caught.value.challenge == 'Bearer resource_metadata="http://as/meta"'
+    assert text_of(result) == "1"
+
+
+async def test_credentials_that_ran_out_in_a_session_are_told_too(open_service: OpenService) -> None:
+    good: dict[str, Any] = {"passthrough_headers": {"Authorization": "Bearer secret"}, "credentials": "one"}
+    async with remote(token="secret") as (url, _), open_service(settings(url)) as service:
+        await ask(service, **good)
+        with pytest.raises(UnauthorizedUpstream):
+            await ask(service, passthrough_headers={"Authorization": "Bearer old"}, credentials="two")
+        assert text_of(await ask(service, **good)) == "2"
+
+
+async def test_a_session_that_the_server_has_forgotten_is_told_once_and_begun_again(open_service: OpenService) -> None:
+    async with remote() as (url, guard), open_service(settings(url)) as service:
+        await ask(service)
+        guard.forget_sessions = True
+        with pytest.raises(SandboxLost, match="far: the remote server has ended this session"):
+            await ask(service)
+        assert text_of(await ask(service)) == "2"
+
+
+async def test_a_server_that_is_not_there_is_named_with_its_url(open_service: OpenService) -> None:
+    async with open_service(settings("http://127.0.0.1:9/mcp")) as service:
+        with pytest.raises(CatalogueUnavailable, match=r"far: http://127.0.0.1:9/mcp: .*connect") as listing:
+            await service.catalogue(FAR, scope())
+        with pytest.raises(ServerUnavailable, match=r"far: http://127.0.0.1:9/mcp: .*connect"):
+            await ask(service)
+    assert listing.value.hint == "check that the server is up and mcpServers.far.url is right"
+
+
+async def test_a_remote_servers_own_error_is_passed_on(open_service: OpenService) -> None:
+    async with remote() as (url, _), open_service(settings(url)) as service:
+        with pytest.raises(MCPError):
+            await service.request(scope(), FAR, "prompts/get", {"name": "none"}, RecordingChannel())
