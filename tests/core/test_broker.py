@@ -111,10 +111,12 @@ class Driven:
     def returns(self, name: str, at_s: float) -> list[Instruction]:
         return self.tell(CallReturned(at_s=at_s, call=CallId(name), sent_s=at_s - 0.2, answered_s=at_s - 0.1))
 
-    def ready(self, sandbox: str, at_s: float, *, cpu_s: float = 1.0) -> list[Instruction]:
+    def ready(
+        self, sandbox: str, at_s: float, *, cpu_s: float = 1.0, memory_bytes: int = 100_000_000
+    ) -> list[Instruction]:
         return self.tell(
             SandboxBecameReady(
-                at_s=at_s, sandbox=SandboxId(sandbox), start_s=1.0, cpu_s=cpu_s, memory_bytes=100_000_000
+                at_s=at_s, sandbox=SandboxId(sandbox), start_s=1.0, cpu_s=cpu_s, memory_bytes=memory_bytes
             )
         )
 
@@ -191,12 +193,20 @@ def test_a_guess_that_may_cost_more_than_may_be_wasted_is_not_taken() -> None:
     assert [reason.name for reason in refused] == ["WASTE_MEMORY"]
 
 
-def test_a_guess_that_turns_out_dearer_than_may_be_wasted_is_stopped() -> None:
+def test_a_guess_that_holds_more_memory_than_may_be_wasted_is_stopped_when_that_is_known() -> None:
+    d = Driven(BrokerPolicy(waste_memory_bytes=150_000_000))
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    out = d.ready(start.sandbox, 2.1, memory_bytes=200_000_000)
+    assert StopSandbox(sandbox=start.sandbox, reason=StopReason.EVICTED) in out
+
+
+def test_cpu_that_is_spent_already_is_no_reason_to_stop_what_it_bought() -> None:
     d = Driven()
     d.generation("g", 1.0)
     [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
-    out = d.ready(start.sandbox, 2.1, cpu_s=100.0)
-    assert StopSandbox(sandbox=start.sandbox, reason=StopReason.EVICTED) in out
+    assert not any(isinstance(each, StopSandbox) for each in d.ready(start.sandbox, 2.1, cpu_s=100.0))
+    assert GrantLease(call=CallId("c"), sandbox=start.sandbox) in d.call("c", 3.0)
 
 
 def test_nobody_came_the_sandbox_is_stopped_and_the_predictor_is_believed_less() -> None:

@@ -127,11 +127,16 @@ class Bookmaker:
     # ------------------------------------------------------------ after
 
     def measured(self, stake: Stake, now_s: float, *, memory_bytes: int, cpu_s: float) -> bool:
-        """A staked start turned out to cost this; False if the budget cannot bear it."""
+        """A staked start turned out to cost this; False if it holds more memory than may be wasted.
+
+        CPU-seconds over the estimate are spent already: stopping the sandbox would make
+        waste of them for certain. If nobody comes, they are the budget's debt.
+        """
         if not self._budget.holds(stake.id):
             return True
         at_risk_s = _at_risk(stake, cpu_s)
-        return self._budget.revise(stake.id, at_s=now_s, memory_bytes=memory_bytes, cpu_s=at_risk_s) is None
+        refusal = self._budget.revise(stake.id, at_s=now_s, memory_bytes=memory_bytes, cpu_s=at_risk_s)
+        return refusal is not Refusal.WASTE_MEMORY
 
     def won(self, fact: StakeWon) -> None:
         """A call came for it."""
