@@ -29,7 +29,8 @@ def _limits(capabilities: Capabilities) -> bool:
 async def private_places(trial: Trial) -> None:
     look = 'echo "home:$(ls -A "$HOME")" "tmp:$(ls -A "${TMPDIR:-/tmp}")"'
     home = "" if not trial.isolated else f"export HOME={trial.template().private_home}; "
-    async with trial.sandbox() as first, trial.sandbox() as second:
+    bare = replace(trial.template(), mounts=trial.subject.mounts)  # the shared folder may be in the host's /tmp
+    async with trial.sandbox(bare) as first, trial.sandbox(bare) as second:
         done = await trial.sh(first, home + look)
         expect(done.stdout == b"home: tmp:\n", "both are empty at first", done)
         await trial.sh(first, home + 'echo mine > "$HOME/mine"; echo mine > "${TMPDIR:-/tmp}/mine"')

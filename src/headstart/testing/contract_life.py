@@ -81,7 +81,7 @@ async def independence(trial: Trial) -> None:
 async def nothing_left(trial: Trial) -> None:
     beat = trial.beat()
     async with trial.another_backend() as backend:
-        prepared = await backend.prepare(trial.template())
+        prepared = await backend.prepare(trial.subject.adapt(trial.template()))
         sandboxes = [await backend.start(prepared, trial.identity()) for _ in range(3)]
         await trial.sh(sandboxes[0], DAEMON.format(beat=beat) + " true")
         await expect_beating(beat)

@@ -21,6 +21,7 @@ from headstart.backends.contract import (
     RunningSandbox,
     Template,
 )
+from headstart.errors import BackendError, BackendUnavailable
 from headstart.ids import SandboxId
 
 __all__ = [
@@ -66,12 +67,14 @@ class Subject:
         mounts: Host paths that `python` needs inside, beyond what the backend shows anyway.
         python: A Python 3.8 or newer, as sandboxes see it.
         path: Where sandboxes find `sh` and the usual tools.
+        adapt: Changes every template before it is prepared (to give it a preload, say).
     """
 
     open: Callable[[Path], AbstractAsyncContextManager[Backend]]
     mounts: tuple[Mount, ...] = ()
     python: str = "/usr/bin/python3"
     path: str = "/usr/local/bin:/usr/bin:/bin"
+    adapt: Callable[[Template], Template] = lambda template: template
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,7 +113,7 @@ class Trial:
         self, template: Template | None = None, *, background: bool = False, identity: Identity | None = None
     ) -> AsyncGenerator[RunningSandbox]:
         """Prepare, start, and at the end close one sandbox."""
-        prepared = await self.backend.prepare(template or self.template())
+        prepared = await self.backend.prepare(self.subject.adapt(template or self.template()))
         try:
             sandbox = await self.backend.start(prepared, identity or self.identity(), background=background)
             try:
@@ -184,6 +187,10 @@ class Check:
             await self.body(trial)
         except (ContractViolation, NotClaimed) as verdict:
             return verdict
+        except BackendUnavailable:
+            raise
+        except (BackendError, TimeoutError) as error:
+            return ContractViolation(f"{self.title}; instead: {error!r}")
         return None
 
 
