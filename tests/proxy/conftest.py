@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -106,16 +107,19 @@ Script = Callable[[Exchange], Awaitable[None]]
 @dataclass
 class ScriptedUpstream:
     port: int
+    scheme: str = "http"
     exchanges: list[Exchange] = field(default_factory=list[Exchange])
     failures: list[BaseException] = field(default_factory=list[BaseException])
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{self.scheme}://127.0.0.1:{self.port}/v1"
 
 
 class UpstreamMaker(Protocol):
-    def __call__(self, script: Script) -> AbstractAsyncContextManager[ScriptedUpstream]: ...
+    def __call__(
+        self, script: Script, *, tls: ssl.SSLContext | None = None
+    ) -> AbstractAsyncContextManager[ScriptedUpstream]: ...
 
 
 @pytest.fixture
@@ -123,7 +127,7 @@ def upstream() -> UpstreamMaker:
     """`async with upstream(script) as up:`; each request's connection runs `script`, then closes."""
 
     @asynccontextmanager
-    async def opened(script: Script) -> AsyncGenerator[ScriptedUpstream]:
+    async def opened(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncGenerator[ScriptedUpstream]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 while True:
@@ -142,8 +146,8 @@ def upstream() -> UpstreamMaker:
             finally:
                 writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        up = ScriptedUpstream(server.sockets[0].getsockname()[1])
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+        up = ScriptedUpstream(server.sockets[0].getsockname()[1], "https" if tls else "http")
         try:
             yield up
         finally:
