@@ -28,7 +28,7 @@ from headstart.gateway.sessions import ForgetfulMemory, SessionLimits, Sessions,
 from headstart.gateway.sign_in import WELL_KNOWN, SignIn
 from headstart.gateway.views import Views
 from headstart.gateway.wire import BodyTooLarge, ClientLeft, Receive, Scope, Send, header, read_body, refuse, send_json
-from headstart.ids import LOCAL_PRINCIPAL, PRINCIPAL_SCOPE_KEY, IdSource, RandomIds, ResourceId
+from headstart.ids import LOCAL_PRINCIPAL, PRINCIPAL_SCOPE_KEY, IdSource, PrincipalId, RandomIds, ResourceId
 from headstart.runtime.contract import SessionMemory, ToolRuntime
 
 __all__ = ["Gateway", "GatewayOptions", "open_gateway"]
@@ -71,6 +71,7 @@ class Gateway:
         self._modern = modern
         self._sign_in = sign_in
         self._options = options
+        self._known: dict[PrincipalId, tuple[ResourceId, ...]] = {}
 
     @staticmethod
     def serves(path: str) -> bool:
@@ -120,12 +121,18 @@ class Gateway:
             await refuse(send, 400, INVALID_REQUEST, told)
             return None
         server = ResourceId(unquote(route["server"])) if route["server"] else None
-        known = [entry.name for entry in self._runtime.servers(principal)]
-        if server is not None and server not in known:
+        if server is not None and server not in (known := self._servers_of(principal)):
             told = f"no server {server!r} in the config; there are: {', '.join(known) or 'none'}"
             await refuse(send, 404, INVALID_REQUEST, told)
             return None
         return Http(scope, receive, send, principal, server, name)
+
+    def _servers_of(self, principal: PrincipalId) -> tuple[ResourceId, ...]:
+        """Return what is configured; asked once per principal, for a config lives as long as the service."""
+        known = self._known.get(principal)
+        if known is None:
+            known = self._known[principal] = tuple(entry.name for entry in self._runtime.servers(principal))
+        return known
 
     async def _serve(self, http: Http) -> None:
         method = http.scope["method"]

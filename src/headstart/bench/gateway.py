@@ -1,0 +1,118 @@
+"""What the gateway adds to a `tools/call`, and what FastMCP's proxy adds to the same call.
+
+One real stdio server is called by the official SDK's client: directly over stdio,
+through our whole service, and through FastMCP's proxy, each a process of its own. They
+take turns call by call, so that what else happens on the machine meets all of them alike.
+Reported are differences of medians. They include what HTTP costs the client, which no
+gateway can save; calls to a bare app that has its answers ready say how much that is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Final
+
+import anyio
+from anyio.streams.text import TextReceiveStream
+from mcp import Client, StdioServerParameters
+
+from headstart.bench.result import BenchResult
+
+__all__ = ["Plan", "measure", "run"]
+
+START_WITHIN_S: Final = 60.0
+WARM_UP: Final = 20
+_SERVER: Final = (sys.executable, "-m", "headstart.bench.gateway_load.server")
+_PACKAGE: Final = "headstart.bench.gateway_load"
+_MODE: Final = "legacy"
+"""The client speaks the protocol with a handshake, as most agents do."""
+
+_FRONTS: Final = {
+    "headstart": ("front", *_SERVER),
+    "fastmcp": ("fastmcp_front", _MODE, *_SERVER),
+    "bare": ("bare",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is measured: so many rounds, or as many as there is time for."""
+
+    rounds: int
+    within_s: float
+
+    @classmethod
+    def of(cls, *, quick: bool) -> Plan:
+        return cls(rounds=400, within_s=12.0) if quick else cls(rounds=3_000, within_s=120.0)
+
+
+async def run(*, quick: bool) -> BenchResult:
+    """Measure calls.
+
+    Raises:
+        TimeoutError: One of the processes did not start.
+    """
+    return await measure(Plan.of(quick=quick))
+
+
+async def measure(plan: Plan) -> BenchResult:
+    """Measure calls by a plan; see `run`."""
+    taken = await _take_turns(plan)
+    middle = {way: median(calls) for way, calls in taken.items()}
+    calm = {way: quantiles(calls, n=10)[0] for way, calls in taken.items()}
+    summary = {
+        "call_added_ms_p50": round(middle["headstart"] - middle["direct"], 3),
+        "fastmcp_call_added_ms_p50": round(middle["fastmcp"] - middle["direct"], 3),
+    }
+    samples = [{"way": way, "ms": round(ms, 4)} for way, calls in taken.items() for ms in calls]
+    told = ", ".join(f"{way} {middle[way]:.2f} ({calm[way]:.2f})" for way in taken)
+    return BenchResult(summary=summary, samples=samples, notes=(f"one call, p50 (p10), ms: {told}",))
+
+
+async def _take_turns(plan: Plan) -> dict[str, list[float]]:
+    """Call in turns and return each way's milliseconds."""
+    async with AsyncExitStack() as stack:
+        direct = StdioServerParameters(command=_SERVER[0], args=[*_SERVER[1:]], env=dict(os.environ))
+        targets: dict[str, StdioServerParameters | str] = {"direct": direct}
+        for way, command in _FRONTS.items():
+            targets[way] = await stack.enter_async_context(_front(*command))
+        clients = {way: await stack.enter_async_context(Client(to, mode=_MODE)) for way, to in targets.items()}
+        taken: dict[str, list[float]] = {way: [] for way in clients}
+        await _rounds(clients, WARM_UP, {way: [] for way in clients})
+        with anyio.move_on_after(plan.within_s):
+            await _rounds(clients, plan.rounds, taken)
+        return taken
+
+
+async def _rounds(clients: Mapping[str, Client], count: int, taken: Mapping[str, list[float]]) -> None:
+    for _ in range(count):
+        for way, client in clients.items():
+            began = time.perf_counter()
+            await client.call_tool("echo", {"text": "hello"})
+            taken[way].append((time.perf_counter() - began) * 1e3)
+
+
+@asynccontextmanager
+async def _front(module: str, *args: str) -> AsyncGenerator[str]:
+    """Run a gateway in a process of its own and yield its URL."""
+    command = [sys.executable, "-m", f"{_PACKAGE}.{module}", *args]
+    async with await anyio.open_process(command, stderr=subprocess.DEVNULL) as process:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("a process without pipes")
+        with anyio.fail_after(START_WITHIN_S):
+            line = ""
+            while not line.endswith("\n"):
+                line += await TextReceiveStream(process.stdout).receive()
+        try:
+            yield line.strip()
+        finally:
+            await process.stdin.aclose()
+            with anyio.move_on_after(10, shield=True):
+                await process.wait()
