@@ -65,6 +65,11 @@ def test_an_unknown_prefix_is_refused_with_those_that_exist() -> None:
     assert "/default/v1, /openai/v1, /azure/v1" in refusal.hint
 
 
+@pytest.mark.parametrize("path", ["", "*", "/", "//", "/s", "/s/", "/s/x", "/v", "/\x00"])
+def test_no_path_is_too_odd_to_be_refused(path: str) -> None:
+    assert refused(path).status == 404
+
+
 def test_a_path_without_version_is_refused_with_the_cure() -> None:
     assert "ends in /openai/v1" in refused("/openai/chat/completions").hint
 
@@ -85,6 +90,9 @@ def test_an_empty_or_endless_session_is_refused(path: str) -> None:
         ("/mcp", False),
         ("/s/1/mcp", False),
         ("/", False),
+        ("", False),
+        ("*", False),
+        ("/é/v1", True),
     ],
 )
 def test_only_paths_of_model_servers_are_claimed(path: str, claimed: bool) -> None:

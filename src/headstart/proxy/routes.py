@@ -115,7 +115,7 @@ class Routes:
         segments = path.encode().split(b"/")[1:]
         if len(segments) > 2 and segments[0] == b"s":
             segments = segments[2:]
-        return b"v1" in segments[:2] or segments[0] in self._by_prefix
+        return b"v1" in segments[:2] or not self._by_prefix.keys().isdisjoint(segments[:1])
 
     def resolve(self, raw_path: bytes, query: bytes = b"") -> Route | Refusal:
         """Find the upstream for a request, or say why there is none."""
