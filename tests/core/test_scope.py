@@ -161,6 +161,16 @@ def test_a_shared_opening_is_a_hint_and_never_a_join() -> None:
     assert talk.generation(opening="different")[0].kin is None
 
 
+def test_kin_is_the_latest_that_began_alike_however_many_did() -> None:
+    talk = Talk()
+    for n in range(200):
+        session = SessionId(f"rollout{n}")
+        talk.open(session)
+        talk.generation(f"call{n}")
+        talk.arrives(f"call{n}", session)
+    assert talk.generation()[0].kin == "rollout199"
+
+
 def test_one_connection_may_carry_several_conversations() -> None:
     talk = Talk()
     talk.open(S1)

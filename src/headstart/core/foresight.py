@@ -22,7 +22,7 @@ from headstart.core.intent.names import ToolNames
 from headstart.core.pool import Estimate, Estimates
 from headstart.core.scope import Belonging
 from headstart.core.stream import ModelEvent
-from headstart.core.transitions import START, PaperPolicy, PricedPolicy, TransitionPredictor
+from headstart.core.transitions import PaperPolicy, PricedPolicy, TransitionPredictor
 from headstart.ids import GenerationId, PrincipalId, ResourceId, SessionId
 
 __all__ = ["KEEP_ALIVE", "TRANSITIONS", "Foresight", "Proposal"]
@@ -152,10 +152,6 @@ class Foresight:
     def confirmed(self, generation: GenerationId, resource: ResourceId) -> None:
         """A generation did lead to a call: routers that learn from its text may."""
         self._router.confirm(generation=generation, resource=resource)
-
-    def has_history(self, session: SessionId) -> bool:
-        """Whether the session has called anything yet."""
-        return self.transitions.state(session) != START
 
     def _prewarm(self, candidate: Candidate, belonging: Belonging) -> Proposal | None:
         bet = self._bet(

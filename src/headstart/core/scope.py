@@ -35,7 +35,8 @@ forgotten is only joined later, or not at all, which costs time and never correc
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final, NewType, TypeVar
 
 from headstart.core.actions import ActionKey
@@ -49,6 +50,7 @@ ConversationId = NewType("ConversationId", str)
 
 _SHARED_FIELDS: Final = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 """Hints that name a person or an application, each of which may hold many conversations."""
+_KIN_LOOKED_AT: Final = 16
 _CONVERSATION_WORDS: Final = ("conversation", "session", "thread", "trajectory")
 """What a metadata field that names a conversation has in its name."""
 
@@ -133,6 +135,10 @@ class _Conversation:
     def roams(self) -> bool:
         return len(self.sessions) > 1
 
+    @property
+    def belonging(self) -> Belonging:
+        return Belonging(conversation=self.id, principal=self.principal, session=self.session)
+
 
 class Scope:
     """Joins generations to conversations and conversations to sessions.
@@ -182,7 +188,7 @@ class Scope:
         if len(conversation.generations) > self._limits.ids:
             oldest, _ = conversation.generations.popitem(last=False)
             self._of_generation.pop(oldest, None)
-        return self._belonging(conversation)
+        return replace(conversation.belonging, kin=self._kin(conversation))
 
     def generation_ended(self, generation: GenerationId) -> None:
         """Nothing more is written in it (its calls may still arrive)."""
@@ -191,9 +197,9 @@ class Scope:
             self._conversations[found].generations.pop(generation, None)
 
     def belonging(self, generation: GenerationId) -> Belonging | None:
-        """Return where a running generation belongs."""
+        """Return where a running generation belongs (without kin; asked for every piece of text)."""
         found = self._of_generation.get(generation)
-        return None if found is None else self._belonging(self._conversations[found])
+        return None if found is None else self._conversations[found].belonging
 
     def tool_call_closed(
         self, generation: GenerationId, *, index: int, wire_id: str, action: ActionKey | None, at_s: float
@@ -251,22 +257,18 @@ class Scope:
             self._forget(next(iter(self._conversations.values())))
         return conversation
 
-    def _belonging(self, conversation: _Conversation) -> Belonging:
-        kin = None
-        if not conversation.sessions and conversation.opening:
-            kin = self._kin(conversation)
-        return Belonging(
-            conversation=conversation.id,
-            principal=conversation.principal,
-            session=conversation.session,
-            kin=kin,
-        )
-
     def _kin(self, conversation: _Conversation) -> SessionId | None:
-        """Return the session of the most recent joined conversation that began alike."""
-        for other in self._with_id(conversation.principal, f"opening:{conversation.opening}")[::-1]:
-            if other.session is not None:
-                return other.session
+        """Return the session of the latest joined conversation that began alike.
+
+        Only the latest few are looked at: thousands of rollouts may begin alike.
+        """
+        if conversation.sessions or not conversation.opening:
+            return None
+        alike = self._of_id.get((conversation.principal, f"opening:{conversation.opening}"), {})
+        for other in islice(reversed(alike), _KIN_LOOKED_AT):
+            session = self._conversations[other].session
+            if session is not None:
+                return session
         return None
 
     # ------------------------------------------------------------ calls
