@@ -97,6 +97,7 @@ class Preload:
         entry: The script to run, or `-m module`.
         args: What follows the entry on its command line.
         options: The interpreter's own options (`-u`, `-X utf8`).
+        cwd: Where its launcher changes to before it starts the program, if it does (`uv --directory`).
     """
 
     interpreter: str
@@ -104,6 +105,7 @@ class Preload:
     entry: tuple[str, ...]
     args: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    cwd: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
