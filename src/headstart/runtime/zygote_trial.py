@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +17,11 @@ from headstart.config.model import WarmupCall
 from headstart.errors import BackendError
 from headstart.ids import ResourceId
 from headstart.runtime.contract import ClientChannel, JsonObject
-from headstart.runtime.handshake import HandshakeRefused, Lists, shake_hands
+from headstart.runtime.handshake import HandshakeRefused, Lists, initialize, shake_hands
 from headstart.runtime.link import StdioLink, open_stdio_link
 from headstart.runtime.rpc import LinkClosed, Peer
 
-__all__ = ["Trial", "TrialFailed", "difference", "try_server"]
+__all__ = ["Trial", "TrialFailed", "difference", "time_to_tools", "try_server"]
 
 LAST_WORDS_S = 0.25
 
@@ -115,6 +116,27 @@ async def _observe(
         usage=await sandbox.usage(),
         taken=await while_up(),
     )
+
+
+async def time_to_tools(sandbox: RunningSandbox, *, clock: Clock) -> float:
+    """Start the sandbox's server and return the time at which its tools had been listed.
+
+    Raises:
+        TrialFailed: It refused the handshake, or ended.
+    """
+    server = ResourceId(str(sandbox.id))
+    listed_s: float | None = None
+    async with (
+        sandbox.attach() as streams,
+        open_stdio_link(streams, server=server, owner=_Nobody(), clock=clock) as link,
+    ):
+        with suppress(HandshakeRefused, LinkClosed, MCPError):
+            await initialize(link.peer)
+            await link.peer.request("tools/list", None)
+            listed_s = clock.monotonic_s()
+    if listed_s is None:
+        raise TrialFailed(f"it did not list its tools{_last_words(link)}")
+    return listed_s
 
 
 def difference(cold: Trial, forked: Trial) -> str | None:

@@ -119,7 +119,7 @@ def restore_form(stored: FormChoice) -> CheckedForm | None:
     preload = None
     if told is not None:
         words = {name: tuple(told[name]) for name in ("modules", "entry", "args", "options")}
-        preload = Preload(interpreter=told["interpreter"], **words)
+        preload = Preload(interpreter=told["interpreter"], cwd=told["cwd"], **words)
     plain = {name: value for name, value in details.items() if name not in ("preload", "files")}
     return CheckedForm(form=stored.form, reason=stored.reason, preload=preload, files=tuple(details["files"]), **plain)
 

@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headstart.backends.contract import Command, Preload
@@ -41,12 +41,14 @@ class EntryPlan:
     Attributes:
         interpreter: Absolute, unresolved (a venv's python is a link, and means the venv).
         entry: `(script,)`, absolute, or `("-m", module)`.
+        cwd: Where a launcher would have changed to; None where it stays.
     """
 
     interpreter: str
     entry: tuple[str, ...]
     args: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    cwd: str | None = None
 
     def preload(self, modules: Sequence[str]) -> Preload:
         return Preload(
@@ -55,6 +57,7 @@ class EntryPlan:
             entry=self.entry,
             args=self.args,
             options=self.options,
+            cwd=self.cwd,
         )
 
 
@@ -63,16 +66,18 @@ def plan_entry(command: Command) -> EntryPlan | ColdReason:
 
     Blocking: it reads files, and asks an installed `uv` (bounded) where a tool lives.
     """
-    argv = list(command.argv)
+    argv: list[str] = list(command.argv)
+    moved_to: str | None = None
     for _ in range(HOPS):
         program = _find(argv[0], command)
         if program is None:
             return ColdReason(text=f"{argv[0]} was not found")
         if _is_python(program):
-            return _plan_python(program, argv[1:], command)
+            return _plan_python(program, argv[1:], command, moved_to)
         match follow_launcher(program, argv[1:], command):
-            case Launched(argv=following):
-                argv = list(following)
+            case Launched(argv=following, cwd=cwd):
+                argv, moved_to = list(following), cwd or moved_to
+                command = replace(command, cwd=moved_to or command.cwd)
             case str(reason):
                 return ColdReason(text=reason)
             case None:
@@ -114,7 +119,7 @@ def _shebang(script: Path) -> list[str] | None:
     return words if _is_python(Path(words[0])) else None
 
 
-def _plan_python(program: Path, words: Sequence[str], command: Command) -> EntryPlan | ColdReason:
+def _plan_python(program: Path, words: Sequence[str], command: Command, moved_to: str | None) -> EntryPlan | ColdReason:
     """Read python's own command line: options, then `-m module` or a script, then its arguments."""
     options: list[str] = []
     rest = iter(words)
@@ -122,7 +127,11 @@ def _plan_python(program: Path, words: Sequence[str], command: Command) -> Entry
         if not word.startswith("-"):
             script = str(Path(command.cwd or "/") / word)
             return EntryPlan(
-                interpreter=str(program), options=tuple(options), entry=(os.path.normpath(script),), args=tuple(rest)
+                interpreter=str(program),
+                options=tuple(options),
+                entry=(os.path.normpath(script),),
+                args=tuple(rest),
+                cwd=moved_to,
             )
         taken = _read_option(word, rest)
         if taken is None:
@@ -130,7 +139,13 @@ def _plan_python(program: Path, words: Sequence[str], command: Command) -> Entry
         kept, module = taken
         options += kept
         if module is not None:
-            return EntryPlan(interpreter=str(program), options=tuple(options), entry=("-m", module), args=tuple(rest))
+            return EntryPlan(
+                interpreter=str(program),
+                options=tuple(options),
+                entry=("-m", module),
+                args=tuple(rest),
+                cwd=moved_to,
+            )
     return ColdReason(text="python is started without a program")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headstart.backends.contract import Command
@@ -17,26 +17,38 @@ ASK_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """What the launcher would execute."""
+    """What the launcher would execute, and where, if not where it is itself."""
 
     argv: tuple[str, ...]
+    cwd: str | None = None
 
 
 def follow_launcher(program: Path, words: Sequence[str], command: Command) -> Launched | str | None:
     """Return what a launcher leads to, why it cannot be followed, or None if the program is no launcher."""
-    match (program.name, *words):
-        case ("uvx", *rest):
-            return _follow_uvx(program, [], rest, command)
-        case ("uv", "tool", "run", *rest) | ("uv", "x", *rest):
-            return _follow_uvx(program, ["tool", "run"], rest, command)
-        case ("uv", "run", *rest):
-            return _follow_uv_run(rest, command)
-        case ("pipx", "run", *rest):
-            return _follow_pipx(rest, command)
-        case (("uv" | "pipx"), *_):
-            return f"{program.name} {words[0] if words else ''}".strip() + " does not run a program"
+    match program.name:
+        case "uvx":
+            return _follow_uvx(program, [], words, command)
+        case "uv":
+            return _follow_uv(program, words, command)
+        case "pipx" if words[:1] == ["run"]:
+            return _follow_pipx(words[1:], command)
+        case "pipx":
+            return "pipx does not run a program"
         case _:
             return None
+
+
+def _follow_uv(program: Path, words: Sequence[str], command: Command) -> Launched | str:
+    """Read uv's options before its subcommand (`uv --directory D run x`), then the subcommand."""
+    options, rest = _split(words, frozenset({"--directory", "--project", "--config-file", "--cache-dir", "--color"}))
+    before = [part for name, value in options.items() for part in ((name, value) if value else (name,))]
+    match rest:
+        case ["tool", "run", *more]:
+            return _follow_uvx(program, ["tool", "run"], more, command)
+        case ["run", *more]:
+            return _follow_uv_run([*before, *more], command)
+        case _:
+            return "uv does not run a program"
 
 
 def _split(words: Sequence[str], with_value: frozenset[str]) -> tuple[dict[str, str], list[str]]:
@@ -98,15 +110,17 @@ def _follow_uv_run(words: Sequence[str], command: Command) -> Launched | str:
     makes_own = {"--with", "--isolated", "--script", "--package"} & options.keys()
     if makes_own:
         return f"uv run {min(makes_own)} makes an environment of its own"
-    folder = Path(command.cwd or "/")
-    project = folder / (options.get("--directory") or options.get("--project") or "")
+    folder = Path(command.cwd or "/") / options.get("--directory", "")
+    project = folder / options.get("--project", "")
     bin_dir = project / command.env.get("UV_PROJECT_ENVIRONMENT", ".venv") / "bin"
     if not (bin_dir / "python").exists():
         return f"{project} has no environment yet (try: uv sync)"
     module = options.get("-m") or options.get("--module")
     if module is not None:
-        return Launched(argv=(str(bin_dir / "python"), "-m", module, *rest))
-    return _in_project(bin_dir, folder, rest)
+        found: Launched | str = Launched(argv=(str(bin_dir / "python"), "-m", module, *rest))
+    else:
+        found = _in_project(bin_dir, folder, rest)
+    return replace(found, cwd=str(folder)) if isinstance(found, Launched) and "--directory" in options else found
 
 
 def _in_project(bin_dir: Path, folder: Path, words: Sequence[str]) -> Launched | str:

@@ -42,7 +42,8 @@ def audit_command(plan: EntryPlan, *, control: str) -> tuple[str, ...]:
 
 def record_command(plan: EntryPlan, *, control: str) -> tuple[str, ...]:
     """Return the argv that runs the program cold, and records what it imports."""
-    return (*_guest_command(plan.interpreter, plan.options, "record", control), "--", *plan.entry, *plan.args)
+    moved = ("--chdir", plan.cwd) if plan.cwd is not None else ()
+    return (*_guest_command(plan.interpreter, plan.options, "record", control), *moved, "--", *plan.entry, *plan.args)
 
 
 def _guest_command(interpreter: str, options: Sequence[str], mode: str, control: str) -> tuple[str, ...]:
@@ -112,6 +113,7 @@ class ZygoteProcess:
             "entry": list(preload.entry),
             "args": list(preload.args),
             "modules": list(preload.modules),
+            "cwd": preload.cwd,
             "confine": str(confine) if confine is not None else None,
             "audit": audit,
         }
@@ -157,7 +159,7 @@ def _fork_message(preload: Preload, request: ForkRequest) -> tuple[dict[str, Any
         "entry": list(preload.entry),
         "args": list(preload.args),
         "env": dict(request.env),
-        "cwd": request.cwd,
+        "cwd": preload.cwd or request.cwd,
         "plan": dict(request.plan),
         "plan_fds": places,
     }

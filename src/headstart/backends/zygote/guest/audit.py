@@ -47,8 +47,12 @@ STDLIB_WAY = frozenset(
 )
 """Who reads on behalf of somebody else: the reader is the first frame above these."""
 
-RENEWED = {"sysconfig": ("env:HOME", "env:PYTHONUSERBASE"), "multiprocessing.process": ("cwd",)}
-"""What the standard library reads at import and `fresh.py` reads again: no reason against a fork."""
+RENEWED = {
+    "sysconfig": ("env:HOME", "env:PYTHONUSERBASE"),
+    "multiprocessing.process": ("cwd",),
+    "rich": ("cwd",),
+}
+"""What common modules read at import and `fresh.py` reads again: no reason against a fork."""
 
 SHORTEST_RETAINED = 4
 """Shorter values ("1", "yes") are everywhere; finding one says nothing."""
@@ -237,7 +241,7 @@ def _retained() -> list[str]:
     """
     values = {value: name for name, value in os.environ.items() if len(value) >= SHORTEST_RETAINED}
     paths = [value for value in values if value.startswith("/")]
-    own = {id(value) for value in (*values, *values.values(), *paths)}
+    own = {id(value) for value in (*values, *values.values(), *paths, *_renewed())}
     found: set[str] = set()
     for holder in gc.get_objects():
         if holder is values or holder is paths:
@@ -248,6 +252,18 @@ def _retained() -> list[str]:
                 if text in values:
                     found.add(values[text])
     return sorted(found)
+
+
+def _renewed() -> list[object]:
+    """List what `fresh.py` takes again in a fork, so that keeping it does no harm."""
+    modules = sys.modules
+    variables: Any = getattr(modules.get("sysconfig"), "_CONFIG_VARS", None) or {}
+    return [
+        variables.get("userbase"),
+        getattr(modules.get("multiprocessing.process"), "ORIGINAL_DIR", None),
+        getattr(modules.get("site"), "USER_BASE", None),
+        getattr(modules.get("site"), "USER_SITE", None),
+    ]
 
 
 def _texts_in(holder: object) -> Generator[str]:

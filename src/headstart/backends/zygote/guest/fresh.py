@@ -108,12 +108,19 @@ def _reopen_streams() -> None:
 
 
 def _renew_directories() -> None:
-    """Read home and working directory again where the standard library keeps them (see `audit.RENEWED`)."""
-    if "multiprocessing.process" in sys.modules:
-        sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.path.abspath(os.getcwd())  # type: ignore[attr-defined]
-    variables = getattr(sys.modules.get("sysconfig"), "_CONFIG_VARS", None)
+    """Read home and working directory again where common modules keep them (see `audit.RENEWED`)."""
+    modules = sys.modules
+    for name, constant in (("multiprocessing.process", "ORIGINAL_DIR"), ("rich", "_IMPORT_CWD")):
+        if hasattr(modules.get(name), constant):
+            setattr(modules[name], constant, os.path.abspath(os.getcwd()))
+    site: Any = modules.get("site")
+    if site is not None and site.USER_BASE is not None:
+        site.USER_BASE = site.USER_SITE = None
+        site.getusersitepackages()
+    sysconfig: Any = modules.get("sysconfig")
+    variables = getattr(sysconfig, "_CONFIG_VARS", None)
     if variables:
-        variables["userbase"] = sys.modules["sysconfig"]._getuserbase()  # type: ignore[attr-defined] # noqa: SLF001
+        variables["userbase"] = sysconfig._getuserbase()  # noqa: SLF001 - where `get_config_vars` took it from
 
 
 def _reseed(unseeded: list[weakref.ref[random.Random]]) -> None:

@@ -114,6 +114,8 @@ class Zygote:
 
 def _preload(message: wire.Message) -> tuple[fork.Preloaded, wire.Message]:
     job = program.split_entry(message["entry"] + message["args"])
+    if message.get("cwd") is not None:
+        os.chdir(message["cwd"])
     environ, set_at_startup = dict(os.environ), facts.set_at_startup()
     files_before = facts.open_files()
     watch = audit.Watch(deep=bool(message.get("audit")))

@@ -21,9 +21,12 @@ from . import facts, program, wire
 def main(arguments: Sequence[str]) -> program.Job:
     parser = argparse.ArgumentParser(prog="record")
     parser.add_argument("--control", required=True)
+    parser.add_argument("--chdir", default=None)
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     words: list[str] = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if options.chdir is not None:
+        os.chdir(options.chdir)
     control = facts.connect(options.control)
     before = dict(os.environ)
     listener = threading.Thread(target=_answer, args=(control, before), name="headstart-recorder", daemon=True)
