@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -26,7 +28,7 @@ from headstart.backends.contract import (
     Template,
 )
 from headstart.backends.local import LocalBackend, open_local_backend
-from headstart.backends.spawner.guest import processes
+from headstart.backends.spawner.guest import processes, syscalls
 from headstart.errors import BackendError, BackendUnavailable
 from headstart.ids import SandboxId
 
@@ -425,3 +427,34 @@ async def test_a_machine_that_cannot_is_told_what_is_missing(tmp_path: Path) -> 
     with pytest.raises(BackendUnavailable, match=r"Not a directory|File exists"):
         async with open_local_backend(blocked):
             pass
+
+
+async def test_the_services_own_state_shows_in_no_mount(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    mounts = [
+        Mount(source=tmp_path, target=Path("/seen"), mode=MountMode.READ_ONLY),
+        Mount(source=tmp_path, target=Path("/covered"), mode=MountMode.OVERLAY),
+        Mount(source=tmp_path, target=Path("/tmp/seen"), mode=MountMode.READ_WRITE),
+    ]
+    async with sandbox_in(state, template(*mounts)) as sandbox:
+        (state / "secret").write_text("x")
+        assert await output(sandbox, "ls -A /seen/state /covered/state /tmp/seen/state | grep -v : | tr -d '\\n'") == ""
+        assert await output(sandbox, "ls -A /seen /covered /tmp/seen | grep -c state") == "3"
+        for folder in ("/seen/state", "/covered/state", "/tmp/seen/state"):
+            assert (await sandbox.run(shell(f"touch {folder}/made"))).status.code != 0, folder
+
+
+async def test_on_the_hosts_network_abstract_sockets_of_the_host_are_out_of_reach(tmp_path: Path) -> None:
+    if not syscalls.can_scope_abstract_sockets():
+        pytest.skip("Landlock of this kernel has no scopes (Linux 6.12)")
+    name = f"headstart-test-{os.getpid()}"
+    reach = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
+    program = Command(argv=("/usr/bin/python3", "-c", reach), env=ENV)
+    if shutil.which(program.argv[0]) is None:
+        pytest.skip("no Python among the system folders")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        async with sandbox_in(tmp_path, template(network=Network.HOST)) as sandbox:
+            done = await sandbox.run(program)
+    assert b"PermissionError" in done.stderr

@@ -26,6 +26,7 @@ from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.backends.spawner.streams import StdioPipes
 from headstart.backends.zygote import ForkRequest, ZygoteProcess, zygote_command
 from headstart.core.events import PrepareForm
+from headstart.errors import BackendError
 
 __all__ = ["Fork", "Nest", "open_nest"]
 
@@ -42,12 +43,15 @@ class Fork:
 class Nest:
     """A zygote and the sandbox that it and its forks live in; made by `open_nest`."""
 
-    def __init__(self, template: Template, sandbox: SpawnedSandbox, zygote: ZygoteProcess, *, preload_cpu_s: float):
+    def __init__(
+        self, template: Template, sandbox: SpawnedSandbox, zygote: ZygoteProcess, client: SpawnerClient
+    ) -> None:
+        self._client = client
         self._template = template
         self._sandbox = sandbox
         self._zygote = zygote
-        self._preload_cpu_s = preload_cpu_s
-        self._forks: set[Channel] = set()
+        self._preload_cpu_s = 0.0
+        self._forks: dict[Channel, StdioPipes] = {}
         self._wanted = True
 
     @property
@@ -67,7 +71,12 @@ class Nest:
         forks = [channel.pid for channel in self._forks]
         return await anyio.to_thread.run_sync(tree_usage, self._sandbox.pid, forks)
 
-    async def fork(self, client: SpawnerClient, command: Command, *, plan: Mapping[str, Any]) -> Fork:
+    async def preload(self, preload: Preload, *, confine: Path) -> None:
+        """Have the zygote import what it is to; once."""
+        report = await self._zygote.preload(preload, confine=confine)
+        self._preload_cpu_s = report.cpu_s
+
+    async def fork(self, command: Command, *, plan: Mapping[str, Any]) -> Fork:
         """Fork a server and return once it is confined. If cancelled, nothing is left of it.
 
         Every fork must be followed by one `let_go` of its channel, after it has ended.
@@ -78,9 +87,9 @@ class Nest:
         link, theirs = Link.pair()
         channel = Channel(link)
         server = channel.adopt()
-        client.serve(channel)
+        self._client.serve(channel)
         pipes = StdioPipes.open()
-        self._forks.add(channel)
+        self._forks[channel] = pipes
         try:
             with theirs, ExitStack() as handed_over:
                 handed_over.callback(pipes.hand_over)
@@ -102,7 +111,7 @@ class Nest:
 
     async def let_go(self, fork: Channel) -> None:
         """Forget a fork; the last one of an unwanted nest takes the nest along."""
-        self._forks.discard(fork)
+        self._forks.pop(fork, None)
         await self._leave_if_unused()
 
     async def aclose(self) -> None:
@@ -111,30 +120,38 @@ class Nest:
         self._zygote.close()
         await self._leave_if_unused()
 
+    def abandon(self) -> None:
+        """Close what is open here, when everything has ended with the spawner anyway."""
+        self._zygote.close()
+        for pipes in self._forks.values():
+            pipes.close()
+
     async def _leave_if_unused(self) -> None:
         if not self._wanted and not self._forks:
             await self._sandbox.aclose()
 
 
-async def open_nest(template: Template, preload: Preload, sandbox: SpawnedSandbox, *, confine: Path) -> Nest:
-    """Start a zygote in `sandbox` and let it preload; `confine` is the backend's guest module.
+async def open_nest(template: Template, sandbox: SpawnedSandbox, client: SpawnerClient, *, confine: Path) -> Nest:
+    """Start the template's zygote in `sandbox` and let it preload; `confine` is the backend's guest module.
 
     The nest owns the sandbox from here on, also if this fails.
 
     Raises:
         BackendError: It cannot be preloaded, or must not be forked.
     """
+    if template.preload is None:
+        raise BackendError(f"{template.name} has nothing to preload")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    zygote = ZygoteProcess(ours, name=template.name)
+    nest = Nest(template, sandbox, ZygoteProcess(ours, name=template.name), client)
+    client.call_at_end(nest.abandon)
     try:
         with theirs:
-            await _start_preloader(preload, sandbox, theirs)
-        report = await zygote.preload(preload, confine=confine)
+            await _start_preloader(template.preload, sandbox, theirs)
+        await nest.preload(template.preload, confine=confine)
     except BaseException:
-        zygote.close()
-        await sandbox.aclose()
+        await nest.aclose()
         raise
-    return Nest(template, sandbox, zygote, preload_cpu_s=report.cpu_s)
+    return nest
 
 
 async def _start_preloader(preload: Preload, sandbox: SpawnedSandbox, control: socket.socket) -> None:

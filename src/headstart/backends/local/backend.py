@@ -33,7 +33,7 @@ from headstart.backends.local.guest import confine
 from headstart.backends.local.seccomp import SeccompProfile, build_filter
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.client import SpawnerClient, Started, open_spawner
-from headstart.backends.spawner.guest import launch
+from headstart.backends.spawner.guest import launch, syscalls
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.backends.zygote import GUEST_DIR
 from headstart.core.events import PrepareForm
@@ -124,8 +124,9 @@ _GUEST_MOUNTS = tuple(
 class LocalBackend:
     """Starts isolated sandboxes; made by `open_local_backend`."""
 
-    def __init__(self, client: SpawnerClient, groups: Groups, *, metadata_blocked: str | None) -> None:
+    def __init__(self, client: SpawnerClient, groups: Groups, *, state_dir: Path, metadata_blocked: str | None) -> None:
         """`metadata_blocked` is None if cloud metadata cannot be reached, else why it can."""
+        self._state_dir = state_dir.resolve()
         self._client = client
         self._groups = groups
         self._metadata_blocked = metadata_blocked
@@ -160,6 +161,11 @@ class LocalBackend:
                 f"no control group limits {', '.join(missing)}; per-process limits stand in:"
                 " start as root, or have systemd delegate a group (systemd-run --user --scope -p Delegate=yes)"
             )
+        if not syscalls.can_scope_abstract_sockets():
+            weaker.append(
+                "network host reaches abstract Unix sockets of the host (Linux 6.12 with Landlock would stop it):"
+                " use network none"
+            )
         if self._metadata_blocked is not None:
             weaker.append(f"network host reaches cloud metadata ({self._metadata_blocked}): use network none")
         return weaker
@@ -179,11 +185,13 @@ class LocalBackend:
             sandbox = await self._start_cold(tree, identity, background=False)
         finally:
             await tree.aclose()
-        return await open_nest(template, template.preload, sandbox, confine=Path(confine.__file__))
+        return await open_nest(template, sandbox, self._client, confine=Path(confine.__file__))
 
     async def _build_tree(self, template: Template, plan: dict[str, Any], extra: tuple[Mount, ...] = ()) -> Tree:
         key = f"t{next(self._keys)}"
-        await self._client.prepare(key, {"tree": layout.tree_plan(template, extra), "sandbox": plan})
+        await self._client.prepare(
+            key, {"tree": layout.tree_plan(template, secret=self._state_dir, extra=extra), "sandbox": plan}
+        )
         return Tree(template, key, self._client)
 
     def _plan(self, template: Template) -> dict[str, Any]:
@@ -194,7 +202,7 @@ class LocalBackend:
             "scratch_bytes": scratch,
             "scratch_inodes": None if scratch is None else max(1024, scratch // _BYTES_PER_INODE),
             "overlays": layout.overlay_targets(template),
-            "within_private": layout.targets_within_private(template),
+            "covered": layout.covered_targets(template, self._state_dir),
             "seccomp": self._filters[SeccompProfile.SANDBOX],
             "rlimits": self._rlimits(template.limits),
             "zygote": False,
@@ -230,10 +238,11 @@ class LocalBackend:
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
         entry = _entry(nest.template, identity)
         plan = {**self._plan(nest.template), "hostname": identity.hostname, "cgroup_fds": list[int]()}
-        fork = await nest.fork(self._client, entry, plan=plan)
+        fork = await nest.fork(entry, plan=plan)
         group = ForkGroup(
             self._groups, f"{_FORK_PREFIX}{next(self._keys)}", nest.template.limits, background=background
         )
+        fork.channel.ask_about_kills(group.ran_out_of_memory)
         self._client.run_soon(group.take_in, fork.channel.pid)
         return ForkedSandbox(
             identity.sandbox,
@@ -270,7 +279,7 @@ async def open_local_backend(state_dir: Path) -> AsyncGenerator[LocalBackend]:
     async with open_spawner(_KIND, settings) as client:
         groups = Groups(places, client.facts["cgroups"])
         unified = [Path(f) for p, f in zip(places, client.facts["cgroups"], strict=True) if p.version == 2]
-        yield LocalBackend(client, groups, metadata_blocked=_block_metadata(unified))
+        yield LocalBackend(client, groups, state_dir=state_dir, metadata_blocked=_block_metadata(unified))
 
 
 def _block_metadata(unified: list[Path]) -> str | None:

@@ -27,7 +27,9 @@ class ForkGroup:
         self._limits = limits
         self._background = background
         self._removed = False
+        self._kills_told = 0
         self._changing = threading.Lock()
+        self._kills_told = 0
 
     def take_in(self, root: int) -> None:
         """Make the group and move `root` and everything below it there, unless it is removed already."""
@@ -44,6 +46,12 @@ class ForkGroup:
         with self._changing:
             self._background = False
             self._groups.raise_priority(self._name)
+
+    def ran_out_of_memory(self) -> bool:
+        """Tell whether the kernel has killed for memory since this was last asked. Does not wait for the others."""
+        kills = self._groups.kills_for_memory(self._name)
+        told, self._kills_told = self._kills_told, kills
+        return kills > told
 
     def remove(self) -> None:
         with self._changing:

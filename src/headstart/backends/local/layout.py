@@ -8,7 +8,7 @@ from typing import Any
 from headstart.backends.contract import Mount, MountMode, Network, Template
 from headstart.errors import BackendError
 
-__all__ = ["overlay_targets", "targets_within_private", "tree_plan"]
+__all__ = ["covered_targets", "hidden_targets", "overlay_targets", "tree_plan"]
 
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -45,8 +45,8 @@ _FOLDERS = {"/var/lib": 0o755, "/var/cache": 0o755, "/var/log": 0o755, "/mnt": 0
 _LINKS = {"/var/run": "/run", "/var/lock": "/run/lock", "/etc/mtab": "/proc/self/mounts"}
 
 
-def tree_plan(template: Template, extra: tuple[Mount, ...] = ()) -> dict[str, Any]:
-    """Return the plan for the guest's `tree.build_and_enter`.
+def tree_plan(template: Template, *, secret: Path, extra: tuple[Mount, ...] = ()) -> dict[str, Any]:
+    """Return the plan for the guest's `tree.build_and_enter`; the folder `secret` shows nowhere.
 
     Raises:
         BackendError: A declared mount's source is missing, or its target cannot be one.
@@ -68,6 +68,7 @@ def tree_plan(template: Template, extra: tuple[Mount, ...] = ()) -> dict[str, An
         "copies": _copies(template.network),
         "links": links,
         "binds": binds,
+        "hidden": hidden_targets(template, secret),
         "home": template.private_home,
     }
 
@@ -78,12 +79,27 @@ def overlay_targets(template: Template) -> list[str]:
     return [str(target) for target in sorted(targets, key=lambda target: len(target.parts))]
 
 
-def targets_within_private(template: Template) -> list[str]:
-    """Return the mounts that lie below a folder which is private to every sandbox."""
+def hidden_targets(template: Template, secret: Path) -> list[str]:
+    """Return where a declared mount would show the folder `secret`, the service's own state."""
+    return [
+        str(mount.target / secret.relative_to(mount.source))
+        for mount in template.mounts
+        if secret.is_relative_to(mount.source)
+    ]
+
+
+def covered_targets(template: Template, secret: Path) -> list[str]:
+    """Return the mounts below a folder that each sandbox covers by one of its own, outer ones first."""
     private = [Path(template.private_home), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")]  # noqa: S108  inside
-    targets = [mount.target for mount in template.mounts if any(mount.target.is_relative_to(p) for p in private)]
-    outermost = [target for target in targets if not any(o != target and target.is_relative_to(o) for o in targets)]
-    return [str(target) for target in outermost]
+    overlays = [Path(target) for target in overlay_targets(template)]
+    targets = [mount.target for mount in template.mounts] + [Path(t) for t in hidden_targets(template, secret)]
+    covered = [
+        target
+        for target in targets
+        if any(target.is_relative_to(folder) for folder in private)
+        or any(target != folder and target.is_relative_to(folder) for folder in overlays)
+    ]
+    return [str(target) for target in sorted(covered, key=lambda target: len(target.parts))]
 
 
 def _bind(source: Path, target: Path, mode: MountMode, *, owned: bool) -> dict[str, Any]:

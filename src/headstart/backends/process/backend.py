@@ -119,7 +119,7 @@ class ProcessBackend:
             return cold
         identity = Identity(sandbox=SandboxId(f"zygote-{next(self._zygotes)}"))
         sandbox = await self._start_cold(cold, identity, background=False)
-        return await open_nest(template, template.preload, sandbox, confine=Path(confine.__file__))
+        return await open_nest(template, sandbox, self._client, confine=Path(confine.__file__))
 
     async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> SpawnedSandbox:
         """See `Backend.start`. If cancelled, nothing is left of the sandbox."""
@@ -141,7 +141,7 @@ class ProcessBackend:
         folders = _Folders(self._run / identity.sandbox)
         entry = folders.entry(nest.template.command, identity)
         plan = folders.plan(nest.template, background=background)
-        fork = await nest.fork(self._client, entry, plan=plan)
+        fork = await nest.fork(entry, plan=plan)
         return ForkedSandbox(
             identity.sandbox,
             fork,

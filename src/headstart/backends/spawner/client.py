@@ -12,7 +12,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class SpawnerClient:
         self._next_seq = 1
         self._ready = anyio.Event()
         self._gone = False
+        self._at_end = ExitStack()
         self._unavailable: str | None = None
         self.pid = pid
         self.facts: Mapping[str, Any] = {}
@@ -116,6 +117,13 @@ class SpawnerClient:
     def run_soon(self, function: Callable[[int], None], argument: int) -> None:
         """Run something blocking in a worker thread; leaving `open_spawner` waits for it."""
         self._tasks.start_soon(anyio.to_thread.run_sync, function, argument)
+
+    def call_at_end(self, callback: Callable[[], None]) -> None:
+        """Call this when the spawner and everything that it started have ended."""
+        self._at_end.callback(callback)
+
+    def call_all_at_end(self) -> None:
+        self._at_end.close()
 
     async def close(self, sandbox: SandboxId, channel: Channel) -> None:
         """End a sandbox; return when nothing of it is left. Completes under cancellation, within 5 s."""
@@ -216,6 +224,7 @@ async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator
             finally:
                 link.close()
                 await _see_it_end(process)
+                client.call_all_at_end()
                 tasks.cancel_scope.cancel()
     finally:
         link.close()

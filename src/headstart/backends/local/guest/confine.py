@@ -52,7 +52,8 @@ def enter(plan: dict[str, Any]) -> None:
             `scratch_bytes`, `scratch_inodes` (int or None): size of the private tmpfs.
             `overlays` (list of str): declared paths that are writable here, and whose
             changes go with this sandbox.
-            `within_private` (list of str): mounts below a private folder, which stay visible.
+            `covered` (list of str): mounts below a private folder or an overlay, which stay
+            visible.
             `seccomp` (str): base64 of a BPF program, `""` for none.
             `rlimits` (dict of name to int): `resource.RLIMIT_<name>` soft and hard limits.
 

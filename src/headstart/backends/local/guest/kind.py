@@ -3,7 +3,7 @@
 Attaching a process to a control group takes 7 ms when the machine has been quiet (the
 kernel waits for every CPU to notice), but nothing says that it must be done when a
 sandbox is wanted. So a few processes are *parked*: each is the first process of new PID,
-IPC, UTS and network namespaces and sits in its control groups already, waiting for an order. An
+IPC and UTS namespaces and sits in its control groups already, waiting for an order. An
 order names a template; the parked process then takes the template's mounts, lays its
 private parts over them, drops everything it could do, and serves as the sandbox's init.
 """
@@ -30,7 +30,7 @@ _GROUP_RETRY_S = 0.002
 _REFILL_AFTER_S = 0.05
 """Attaching holds up every fork on the machine for a moment, so not while a sandbox is starting."""
 
-_NAMESPACES = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET
+_NAMESPACES = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
 
 
 class _Parked:
@@ -148,7 +148,7 @@ class LocalKind:
         self._made_groups += 1
         group = str(self._made_groups)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = syscalls.clone(_NAMESPACES)
+        pid = syscalls.clone(_NAMESPACES | (syscalls.CLONE_NEWNET if self._privileged else 0))
         if pid == 0:
             _be_parked(theirs, group=group, kind=self)
         theirs.close()
@@ -160,13 +160,15 @@ class LocalKind:
         keep.append(self._host_network)
         syscalls.close_all_descriptors_except(keep)
 
-    def join_groups(self, group: str) -> None:
-        """Put the calling process into the run's groups of this name, and make them its root."""
+    def settle(self, group: str) -> None:
+        """Do for the calling parked process all that can be done before there is an order."""
         for base in self._groups:
             os.mkdir(f"{base}/{group}", 0o755)
             _write(f"{base}/{group}/cgroup.procs", "0")
         if self._groups:
             syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+        if self._privileged:
+            private.bring_up_loopback()
 
     def become_sandbox(self, order: dict[str, Any], control: int, mounts: int, group: str) -> NoReturn:
         """Turn the calling parked process into the init of a sandbox; it never returns."""
@@ -183,8 +185,7 @@ class LocalKind:
     def _confine(self, order: dict[str, Any], mounts: int, group: str) -> None:
         for base, name, value in order["group_settings"]:
             _write(f"{base}/{group}/{name}", value)
-        if order["network"] == "host":
-            syscalls.setns(self._host_network, syscalls.CLONE_NEWNET)
+        self._choose_network(order["network"])
         syscalls.setns(mounts, syscalls.CLONE_NEWNS)
         syscalls.unshare(syscalls.CLONE_NEWNS)
         owner = userns.FIRST_ID + userns.SANDBOX_ID
@@ -197,6 +198,14 @@ class LocalKind:
             private.hide_host_proc()
             userns.enter_own()
         lockdown.lock_down(order, dies_with_parent=True)
+
+    def _choose_network(self, network: str) -> None:
+        """Root parks with an empty network and can go back to the host's; others can only leave it."""
+        if self._privileged and network == "host":
+            syscalls.setns(self._host_network, syscalls.CLONE_NEWNET)
+        elif not self._privileged and network == "none":
+            syscalls.unshare(syscalls.CLONE_NEWNET)
+            private.bring_up_loopback()
 
     def ended(self, pid: int) -> None:
         group = self._in_group.pop(pid, None)
@@ -245,8 +254,7 @@ def _be_parked(theirs: socket.socket, *, group: str, kind: LocalKind) -> NoRetur
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         mine = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 64)
         kind.close_foreign_descriptors(mine)
-        kind.join_groups(group)
-        private.bring_up_loopback()
+        kind.settle(group)
         sock = socket.socket(fileno=mine)
         order, (control, mounts) = Wire(sock).wait()
         sock.close()

@@ -37,23 +37,24 @@ def lay_private_parts(plan: dict[str, Any], *, owner: tuple[int, int] | None, ma
     """Mount everything private in this process's mount namespace.
 
     Args:
-        plan: `home`, `scratch_bytes`, `scratch_inodes`, `overlays`, `within_private` (mounts
-            below a private folder, which stay visible), as in `confine.enter`.
+        plan: `home`, `scratch_bytes`, `scratch_inodes`, `overlays`, `covered` (mounts below
+            a private folder or an overlay, which stay visible), as in `confine.enter`.
         owner: Who owns the private folders, if not whoever mounts.
         masked: Hide what /proc tells about the machine. Not for a zygote: its forks could
             then not mount a /proc of their own.
     """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
-    kept = [(target, syscalls.open_tree(target, _COPY)) for target in plan["within_private"]]
+    kept = {target: syscalls.open_tree(target, _COPY) for target in plan["covered"] if os.path.exists(target)}
     syscalls.mount("headstart", SCRATCH, "tmpfs", flags, _tmpfs_options(plan))
     private = {plan["home"]: 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777}
     for number, (target, mode) in enumerate(private.items()):
         folder = _own_folder(f"{SCRATCH}/{number}", mode, owner)
         syscalls.mount(folder, target, None, syscalls.MS_BIND)
-    for target, mount in kept:
-        _put_back(mount, target)
-    for number, target in enumerate(plan["overlays"]):
-        _overlay(target, f"{SCRATCH}/o{number}", owner)
+    for number, target in enumerate(sorted({*kept, *plan["overlays"]}, key=lambda path: path.count("/"))):
+        if target in kept:
+            _put_back(kept[target], target)
+        if target in plan["overlays"]:
+            _overlay(target, f"{SCRATCH}/o{number}", owner)
     syscalls.mount("proc", "/proc", "proc", flags | syscalls.MS_NOEXEC)
     syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "newinstance,ptmxmode=0666")
     if masked:

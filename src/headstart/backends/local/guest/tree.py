@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from typing import Any
 
 from headstart.backends.local.guest import userns
@@ -23,6 +24,7 @@ from headstart.backends.spawner.guest import syscalls
 __all__ = ["build_and_enter"]
 
 _TREE_BYTES = 64 << 20
+_SAFE = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "/dev/ptmx": "pts/ptmx",
@@ -43,23 +45,29 @@ def build_and_enter(staging: str, plan: dict[str, Any], *, idmap: bool) -> list[
     Args:
         staging: An existing, empty folder.
         plan: `folders` (path → mode), `files` (path → text), `copies` (host paths), `links`
-            (path → target), `binds` (list of `source`, `target`, `mode`, `owned`), `home`.
+            (path → target), `binds` (list of `source`, `target`, `mode`, `owned`), `hidden` (folders
+            to cover), `home`.
         idmap: Whether mounts can be id-mapped (root only).
     """
     notes: list[str] = []
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    maps = _IdMaps() if idmap else None
+    # Before there is anything of ours to be seen: a declared mount may contain the staging folder.
+    mounts = [_copy_of(bind, maps, notes) for bind in plan["binds"]]
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     syscalls.mount("headstart", staging, "tmpfs", flags, f"mode=755,size={_TREE_BYTES}")
     previous_mask = os.umask(0o022)
     _furnish(staging, plan)
-    maps = _IdMaps() if idmap else None
-    for bind in plan["binds"]:
-        _bind(staging, bind, maps, notes)
+    for bind, mount in zip(plan["binds"], mounts):  # noqa: B905  Python 3.8
+        _place(mount, staging + bind["target"])
+    for path in plan["hidden"]:
+        if os.path.isdir(staging + path):
+            _attach(staging + EMPTY, staging + path, _SAFE | syscalls.MOUNT_ATTR_RDONLY)
     for device in _DEVICES:
         _make_file(f"{staging}/dev/{device}")
         syscalls.mount(f"/dev/{device}", f"{staging}/dev/{device}", None, syscalls.MS_BIND)
     if not idmap:  # a new /proc may only be mounted where an unmasked one is seen already
-        syscalls.mount("/proc", staging + HOST_PROC, None, syscalls.MS_BIND | syscalls.MS_REC)
+        _attach("/proc", staging + HOST_PROC, _SAFE)
     os.umask(previous_mask)
     syscalls.mount("none", staging, None, flags | syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY)
     os.chdir(staging)
@@ -102,6 +110,15 @@ def _copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
+def _attach(source: str, target: str, attributes: int) -> None:
+    mount = syscalls.open_tree(source, syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE)
+    try:
+        syscalls.mount_setattr(mount, attributes)
+        syscalls.move_mount(mount, target)
+    finally:
+        os.close(mount)
+
+
 class _IdMaps:
     """Id maps as user namespaces, one for each owner."""
 
@@ -117,23 +134,22 @@ class _IdMaps:
         return self._made[key]
 
 
-def _bind(root: str, bind: dict[str, Any], maps: _IdMaps | None, notes: list[str]) -> None:
-    source, target = bind["source"], root + bind["target"]
-    if os.path.isdir(source):
+def _copy_of(bind: dict[str, Any], maps: _IdMaps | None, notes: list[str]) -> int:
+    """Return a detached mount of what a bind is to show."""
+    mount = syscalls.open_tree(bind["source"], syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE)
+    syscalls.mount_setattr(mount, _SAFE if bind["mode"] == "rw" else _SAFE | syscalls.MOUNT_ATTR_RDONLY)
+    if maps is not None:
+        _map_ids(mount, bind, maps, notes)
+    return mount
+
+
+def _place(mount: int, target: str) -> None:
+    if stat.S_ISDIR(os.fstat(mount).st_mode):
         os.makedirs(target, mode=0o755, exist_ok=True)
     elif not os.path.lexists(target):
         _make_file(target)
-    mount = syscalls.open_tree(source, syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE)
-    try:
-        attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
-        if bind["mode"] != "rw":
-            attributes |= syscalls.MOUNT_ATTR_RDONLY
-        syscalls.mount_setattr(mount, attributes)
-        if maps is not None:
-            _map_ids(mount, bind, maps, notes)
-        syscalls.move_mount(mount, target)
-    finally:
-        os.close(mount)
+    syscalls.move_mount(mount, target)
+    os.close(mount)
 
 
 def _map_ids(mount: int, bind: dict[str, Any], maps: _IdMaps, notes: list[str]) -> None:
