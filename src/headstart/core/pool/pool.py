@@ -450,7 +450,7 @@ class Pool:
         self.inventory.charge(sandbox, event.memory_bytes)
         if not sandbox.alive:
             return
-        sandbox.ready_s, sandbox.start_s = self._now_s, event.start_s
+        sandbox.start_s = event.start_s
         took = Estimate(start_s=event.start_s, cpu_s=event.cpu_s, memory_bytes=event.memory_bytes)
         self._estimates.started(sandbox.principal, sandbox.resource, sandbox.form, start=took)
         self._restarts.became_ready(sandbox.principal, sandbox.resource, self._now_s)

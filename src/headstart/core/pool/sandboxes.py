@@ -131,6 +131,7 @@ class Sandbox:
         session: Whose identity it carries; None: nobody's in particular.
         owner: The session that claimed it; None while unclaimed, and always if `shared`.
         memory_bytes: What it is charged with: the estimate, then what was measured.
+        start_s: What its start took, once it is warm.
         cpu_s: Used so far, as last told.
         waiting: Calls to be granted when it becomes ready.
         running: Calls that were granted and have not come back.
@@ -159,7 +160,6 @@ class Sandbox:
     stake: Stake | None = None
     state: SandboxState = SandboxState.QUEUED
     started_s: float | None = None
-    ready_s: float | None = None
     start_s: float | None = None
     cpu_s: float = 0.0
     idle_since_s: float | None = None
