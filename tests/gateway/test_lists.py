@@ -128,6 +128,18 @@ async def test_lists_stay_as_they_are_for_a_client_that_cannot_be_told_of_change
         assert b"time__zones" in (await old.ask("tools/list")).content
 
 
+@pytest.mark.parametrize(("path", "sees_change"), [("/mcp", True), ("/s/run/mcp", False)])
+async def test_a_stateless_client_keeps_its_lists_only_where_a_conversation_is_known(
+    path: str, sees_change: bool, runtime: FakeRuntime, opened: Opened
+) -> None:
+    async with opened(runtime) as (url, _), Raw.opened(f"{url}{path}") as raw:
+        before = (await raw.ask_modern("tools/list")).content
+        await runtime.change("time", catalogue_of("time", tools=["now", "zones"]))
+        after = (await raw.ask_modern("tools/list")).content
+    assert (b"time__zones" in after) is sees_change
+    assert (after == before) is not sees_change
+
+
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/time"])
 async def test_a_listening_client_is_told_only_of_what_really_changed(
     path: str, runtime: FakeRuntime, opened: Opened

@@ -235,3 +235,28 @@ async def test_a_request_without_a_session_is_told_to_begin(runtime: FakeRuntime
         assert "initialize" in answer.json()["error"]["message"]
         raw.headers["Mcp-Session-Id"] = "mcp_never_was"
         assert (await raw.ask("tools/list")).status_code == 404
+
+
+async def test_draining_ends_open_streams_and_lets_requests_finish(opened: Opened) -> None:
+    released = anyio.Event()
+
+    async def wait(scope: SessionScope, params: JsonObject, channel: ClientChannel) -> JsonObject:
+        await released.wait()
+        return text_result("done")
+
+    runtime = FakeRuntime([FakeServer(catalogue=catalogue_of("slow", tools=["wait"]), tools={"wait": wait})])
+    answers: list[Any] = []
+    async with opened(runtime) as (url, gateway), Raw.opened(f"{url}/mcp/slow") as raw:
+        await raw.initialize()
+
+        async def call() -> None:
+            answers.append(await raw.ask("tools/call", {"name": "wait"}))
+
+        async with anyio.create_task_group() as tasks, raw.http.stream("GET", raw.url, headers=raw.headers) as stream:
+            tasks.start_soon(call)
+            await runtime.until(lambda: len(runtime.asked) == 1)
+            gateway.drain()
+            with anyio.fail_after(5):
+                assert (await stream.aread()).startswith(b": ping")
+            released.set()
+    assert answers[0].json()["result"] == text_result("done")

@@ -82,6 +82,10 @@ class Gateway:
     def sessions(self) -> Sessions:
         return self._sessions
 
+    def drain(self) -> None:
+        """End the streams that stay open by nature, so that a server that shuts down need not wait for them."""
+        self._sessions.end_streams()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         try:

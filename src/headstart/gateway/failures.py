@@ -31,26 +31,28 @@ class Answer:
     """How a request ended, ready for its envelope.
 
     Attributes:
-        payload: The encoded `"result":…` or `"error":…` member.
+        member: `result` or `error`.
+        value: Its value, encoded.
         status: For the response, if it is still free to choose.
         challenge: A remote server's `WWW-Authenticate`, "" for none.
     """
 
-    payload: bytes
+    member: bytes
+    value: bytes
     error_code: int | None = None
     status: int = 200
     challenge: str = ""
 
     def message(self, request_id: object) -> bytes:
-        return response_message(request_id, self.payload)
+        return response_message(request_id, self.member, self.value)
 
 
 def succeeded(result: bytes) -> Answer:
-    return Answer(payload=b'"result":' + result)
+    return Answer(member=b"result", value=result)
 
 
 def refused(code: int, message: str, data: object = None, *, status: int = 200) -> Answer:
-    return Answer(payload=b'"error":' + error_object(code, message, data), error_code=code, status=status)
+    return Answer(member=b"error", value=error_object(code, message, data), error_code=code, status=status)
 
 
 def failed(method: str, exc: Exception, *, server: str | None, modern: bool, challenge: bool) -> Answer:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import anyio
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from headstart.clock import Clock
 from headstart.gateway.session import Connection, Session
@@ -196,6 +197,13 @@ class Sessions:
                 self._save(connection)
         self._memory.forget_unseen(self._clock.wall_s() - max(self._limits.idle_s, 2 * _SAVE_EVERY_S))
 
+    def end_streams(self) -> None:
+        """End all streams that clients hold open for what belongs to no request; requests go on."""
+        for session in self._sessions.values():
+            for connection in session.connections.values():
+                for outbox in connection.outboxes:
+                    outbox.close()
+
     def close_all(self) -> None:
         """End all sessions but remember their clients: the service is stopping."""
         for session in list(self._sessions.values()):
@@ -241,7 +249,7 @@ class Sessions:
         protocol_version: str,
         client_params: JsonObject,
     ) -> Connection:
-        sibling = next((c for c in session.connections.values() if c.server == server and c.view), None)
+        sibling = next((c for c in session.connections.values() if c.server == server and _sees_all(c)), None)
         connection = Connection(
             id=connection_id,
             session=session,
@@ -249,8 +257,8 @@ class Sessions:
             scope=SessionScope(session=session.id, principal=session.principal),
             protocol_version=protocol_version,
             client_params=client_params,
-            modern=protocol_version.startswith("2026"),
-            view=sibling.view if sibling is not None and not (sibling.view and sibling.view.missing) else None,
+            modern=protocol_version in MODERN_PROTOCOL_VERSIONS,
+            view=None if sibling is None else sibling.view,
         )
         session.connections[connection_id] = connection
         reached = session.servers()
@@ -319,6 +327,11 @@ class Sessions:
             await self._runtime.close_session(session.id, reason=reason)
         if bound.cancelled_caught:
             _logger.warning("session %s: its sandboxes did not stop within 30 s", session.id)
+
+
+def _sees_all(connection: Connection) -> bool:
+    """Tell whether a conversation's other connection may as well see what this one sees."""
+    return connection.view is not None and not connection.view.missing
 
 
 def _digest(headers: Mapping[str, str]) -> str:

@@ -90,7 +90,7 @@ def json_object(value: object) -> JsonObject | None:
 
 def error_message(request_id: object, code: int, message: str, data: object = None) -> bytes:
     """Make an error response; `data` is left out when None."""
-    return response_message(request_id, b'"error":' + error_object(code, message, data))
+    return response_message(request_id, b"error", error_object(code, message, data))
 
 
 def error_object(code: int, message: str, data: object = None) -> bytes:
@@ -100,9 +100,9 @@ def error_object(code: int, message: str, data: object = None) -> bytes:
     return encode(error)
 
 
-def response_message(request_id: object, payload: bytes) -> bytes:
-    """Wrap an encoded `"result":…` or `"error":…` member in the response envelope."""
-    return b'{"jsonrpc":"2.0","id":%b,%b}' % (encode(request_id), payload)
+def response_message(request_id: object, member: bytes, value: bytes) -> bytes:
+    """Wrap an encoded `result` or `error` in the response envelope."""
+    return b'{"jsonrpc":"2.0","id":%b,"%b":%b}' % (encode(request_id), member, value)
 
 
 def notification_message(method: str, params: Mapping[str, Any] | None) -> bytes:
