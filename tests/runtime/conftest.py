@@ -74,6 +74,14 @@ class RecordingChannel:
                 await self.heard.wait()
 
 
+def scripted(name: str, folder: Path, **more: Any) -> ServerSettings:
+    """The settings of a server that `FakeBackend` plays; its command must exist to be found."""
+    command = folder / f"mcp-{name}"
+    if not command.exists():  # its time is part of what it is known by
+        command.touch(mode=0o755)
+    return ServerSettings(name=ResourceId(name), command=str(command), **more)
+
+
 OpenService = Callable[..., AbstractAsyncContextManager[Service]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from headstart.backends.contract import ExitStatus
 from headstart.config.model import ServerSettings
@@ -12,6 +13,7 @@ from headstart.runtime.link import StdioLink
 __all__ = ["died", "exited_early", "handshake_refused", "how_it_ended", "never_answered", "timed_out_call"]
 
 SHOWN_LINES = 8
+LAUNCHERS = ("npx", "uvx", "uv", "pipx")
 
 
 def how_it_ended(status: ExitStatus | None, link: StdioLink | None) -> str:
@@ -77,7 +79,28 @@ def _last_words(link: StdioLink) -> str:
 
 
 def _start_hint(server: ServerSettings, status: ExitStatus | None) -> str:
-    return _memory_hint(server, status) or f"run it by hand to see why: {_command(server)}"
+    by_hand = f"run it by hand to see why: {_command(server)}"
+    return _memory_hint(server, status) or _download_hint(server) or _mount_hint(server) or by_hand
+
+
+def _download_hint(server: ServerSettings) -> str | None:
+    """A launcher without network can only start what is in its cache."""
+    if Path(server.command or "").name not in LAUNCHERS or server.network != "none":
+        return None
+    return (
+        f"run it once by hand, so that its package is in the cache: {_command(server)}; "
+        f'or set mcpServers.{server.name}.headstart.network to "host"'
+    )
+
+
+def _mount_hint(server: ServerSettings) -> str | None:
+    """A path that is here but was not shown inside is the likeliest reason."""
+    shown = [mount.target or mount.path for mount in server.mounts]
+    for argument in server.args:
+        path = Path(argument)
+        if path.is_absolute() and path.is_dir() and not any(path.is_relative_to(one) for one in shown):
+            return f"{path} is not visible in its sandbox: add it to mcpServers.{server.name}.headstart.mounts"
+    return None
 
 
 def _memory_hint(server: ServerSettings, status: ExitStatus | None) -> str | None:

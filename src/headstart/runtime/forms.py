@@ -68,6 +68,8 @@ class Forms:
         self._parts = parts
         self._send, self._waiting = anyio.create_memory_object_stream[tuple[PrincipalId, ResourceId]](MAX_WAITING)
         self._lock = anyio.Lock()
+        self._undecided = 0
+        self._settled = anyio.Event()
         self._told: dict[tuple[PrincipalId, ResourceId], FormChoice] = {}
 
     # ------------------------------------------------------------ asked by others
@@ -104,6 +106,8 @@ class Forms:
             self._send.send_nowait((principal, server))
         except anyio.WouldBlock:
             _log.debug("%s is not looked at now: too many servers wait for it", server)
+        else:
+            self._undecided += 1
 
     async def run(self) -> None:
         """Choose for those that were to be considered, one after the other."""
@@ -113,6 +117,15 @@ class Forms:
                     await self.decide(principal, server)
                 except (BackendError, ServerUnavailable) as exc:
                     _log.info("%s starts cold: %s", server, exc)
+                finally:
+                    self._undecided -= 1
+                    self._settled.set()
+                    self._settled = anyio.Event()
+
+    async def wait_settled(self) -> None:
+        """Return once nobody waits to be looked at."""
+        while self._undecided:
+            await self._settled.wait()
 
     async def prepared(self, principal: PrincipalId, server: ResourceId) -> Prepared:
         """Return what a start comes from now.

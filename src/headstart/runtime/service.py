@@ -440,6 +440,10 @@ class Service:
         """Return once there is no sandbox, starting, live or stopping."""
         await self._fleet.wait_empty()
 
+    async def wait_prepared(self) -> None:
+        """Return once every server that is known has its form, and its zygote if it has one."""
+        await self._forms.wait_settled()
+
     async def wait_stopped(self, session: SessionId) -> None:
         """Return once no sandbox is left that this session has used."""
         await self._fleet.wait_without(session)

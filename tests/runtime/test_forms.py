@@ -1,0 +1,181 @@
+"""From what servers are started: chosen once, remembered, within a share of the memory budget."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from headstart.backends.contract import Preload, Template, Usage
+from headstart.backends.zygote import fingerprint
+from headstart.config.model import PoolMode, PoolSettings
+from headstart.core.events import PrepareForm
+from headstart.errors import ServerUnavailable
+from headstart.ids import LOCAL_PRINCIPAL, ResourceId
+from headstart.runtime import forms
+from headstart.runtime.service import Service
+from headstart.runtime.zygotes import CheckedForm, FormCheck
+from headstart.testing.fake_backend import FakeBackend
+from headstart.testing.fake_mcp import ScriptedServer, ScriptedTool
+
+from .conftest import OpenService, RecordingChannel, call, scope, scripted
+
+pytestmark = pytest.mark.anyio
+
+NOTES = ResourceId("notes")
+SCRIPT = ScriptedServer(tools=(ScriptedTool(name="read"),))
+PRELOAD = Preload(interpreter="/usr/bin/python3", modules=("os",), entry=("-m", "x"))
+
+
+class Checker:
+    """Stands in for the trial of a form, which needs real processes."""
+
+    def __init__(self, answer: CheckedForm) -> None:
+        self.answer = answer
+        self.checked: list[str] = []
+
+    async def __call__(self, template: Template, check: FormCheck) -> CheckedForm:
+        await anyio.lowlevel.checkpoint()
+        self.checked.append(template.name)
+        return self.answer
+
+
+def zygote() -> CheckedForm:
+    return CheckedForm(
+        form=PrepareForm.ZYGOTE,
+        reason="forks",
+        preload=PRELOAD,
+        zygote_start_s=0.02,
+        zygote_cpu_s=0.01,
+        zygote_memory_bytes=5_000_000,
+        fingerprint=fingerprint(()),
+    )
+
+
+def cold() -> CheckedForm:
+    return CheckedForm(form=PrepareForm.COLD, reason="it starts a thread on import", fingerprint=fingerprint(()))
+
+
+OpenScene = Callable[..., AbstractAsyncContextManager[tuple[Service, FakeBackend]]]
+
+
+@pytest.fixture
+def scene(open_service: OpenService, tmp_path: Path) -> OpenScene:
+    @asynccontextmanager
+    async def opened(
+        *, zygotes: bool = True, forks: bool = True, memory_mb: int = 4_000, **server: Any
+    ) -> AsyncGenerator[tuple[Service, FakeBackend]]:
+        pool = PoolSettings(mode=PoolMode.ON_DEMAND, zygotes=zygotes, memory_mb=memory_mb)
+        settings = scripted("notes", tmp_path, **server)
+        async with FakeBackend(programs={"mcp-notes": SCRIPT.program}, zygotes=forks) as backend:
+            backend.set_usage("notes", Usage(memory_bytes=60_000_000, cpu_s=0.1, processes=1))
+            async with open_service(settings, pool=pool, backend=backend) as service:
+                yield service, backend
+
+    return opened
+
+
+@pytest.fixture
+def checker(monkeypatch: pytest.MonkeyPatch) -> Callable[[CheckedForm], Checker]:
+    def put(answer: CheckedForm) -> Checker:
+        one = Checker(answer)
+        monkeypatch.setattr(forms, "choose_form", one)
+        return one
+
+    return put
+
+
+async def read(service: Service, session: str) -> None:
+    await service.request(scope(session), NOTES, "tools/call", call("read"), RecordingChannel())
+
+
+async def test_a_server_that_can_fork_does_so_once_its_zygote_stands(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker]
+) -> None:
+    checker(zygote())
+    async with scene() as (service, backend):
+        await read(service, "before")
+        status = await service.learn(NOTES, LOCAL_PRINCIPAL)
+        await read(service, "after")
+        found = await service.statistics()
+        started = [start.form.value for start in backend.starts]
+    assert (status.form, status.reason) == (PrepareForm.ZYGOTE, "forks")
+    assert (started[0], started[-1]) == ("cold", "zygote")
+    assert [(one.server, one.memory_bytes) for one in found.zygotes] == [("notes", 60_000_000)]
+
+
+async def test_a_choice_is_remembered_and_its_zygote_made_again(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker]
+) -> None:
+    asked = checker(zygote())
+    async with scene() as (service, _):
+        await service.learn(NOTES, LOCAL_PRINCIPAL)
+    async with scene() as (service, backend):
+        with anyio.fail_after(5):
+            await service.wait_prepared()
+        await read(service, "ses")
+        assert [start.form.value for start in backend.starts] == ["zygote"]
+    assert asked.checked == ["notes"]
+
+
+async def test_a_server_that_starts_cold_says_why(scene: OpenScene, checker: Callable[[CheckedForm], Checker]) -> None:
+    checker(cold())
+    async with scene() as (service, _):
+        status = await service.learn(NOTES, LOCAL_PRINCIPAL)
+    assert (status.form, status.reason) == (PrepareForm.COLD, "it starts a thread on import")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"zygote": "never"}, 'its config says zygote = "never"'),
+        ({"zygotes": False}, "zygotes are off in [pool]"),
+        ({"forks": False}, "the fake backend cannot fork processes here"),
+    ],
+)
+async def test_what_forbids_a_zygote_is_told(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker], given: dict[str, Any], reason: str
+) -> None:
+    asked = checker(zygote())
+    async with scene(**given) as (service, _):
+        status = await service.learn(NOTES, LOCAL_PRINCIPAL)
+    assert (status.form, status.reason) == (PrepareForm.COLD, reason)
+    assert asked.checked == []
+
+
+async def test_zygotes_hold_no_more_than_their_share_of_the_budget(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker]
+) -> None:
+    checker(zygote())
+    async with scene(memory_mb=200) as (service, _):
+        status = await service.learn(NOTES, LOCAL_PRINCIPAL)
+        found = await service.statistics()
+    assert status.form is PrepareForm.COLD
+    assert status.reason == "zygotes would hold 60 MB; 50 MB of pool.memory_mb are theirs"
+    assert found.zygotes == ()
+
+
+async def test_who_wants_a_zygote_always_gets_an_error_where_there_can_be_none(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker]
+) -> None:
+    checker(cold())
+    async with scene(zygote="always") as (service, _):
+        with pytest.raises(ServerUnavailable, match="none can be made: it starts a thread on import") as caught:
+            await read(service, "ses")
+    assert caught.value.hint == 'set mcpServers.notes.headstart.zygote to "auto"'
+
+
+async def test_a_zygote_that_has_died_is_made_again_and_the_start_goes_on_cold(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker]
+) -> None:
+    checker(zygote())
+    async with scene() as (service, backend):
+        await service.learn(NOTES, LOCAL_PRINCIPAL)
+        backend.fail_start("notes", message="the zygote has died")
+        await read(service, "one")
+        with anyio.fail_after(5):
+            await service.wait_prepared()
+        await read(service, "two")
+        assert [start.form.value for start in backend.starts][-3:] == ["zygote", "cold", "zygote"]

@@ -1,0 +1,58 @@
+"""Traces of sessions that are open, that have ended, and after a restart."""
+
+from pathlib import Path
+
+import pytest
+
+from headstart.core.steps import Part
+from headstart.ids import ResourceId, SessionId
+from headstart.testing.fake_backend import FakeBackend
+from headstart.testing.fake_mcp import ScriptedServer, ScriptedTool
+
+from .conftest import OpenService, RecordingChannel, call, scope, scripted
+
+pytestmark = pytest.mark.anyio
+
+NOTES = ResourceId("notes")
+SCRIPT = ScriptedServer(tools=(ScriptedTool(name="read"),))
+
+
+async def test_a_session_can_be_traced_while_open_when_ended_and_after_a_restart(
+    open_service: OpenService, tmp_path: Path
+) -> None:
+    server = scripted("notes", tmp_path)
+    async with FakeBackend(programs={"mcp-notes": SCRIPT.program}) as backend:
+        async with open_service(server, backend=backend) as service:
+            for name in ("one", "two"):
+                await service.request(scope(name), NOTES, "tools/call", call("read"), RecordingChannel())
+            while_open = await service.trace("one")
+            newest = await service.trace("last")
+            await service.close_session(SessionId("one"), reason="left")
+            ended = await service.trace("one")
+            assert await service.trace("nobody") is None
+        async with open_service(server, backend=backend) as service:
+            restarted = await service.trace("one")
+            still_open_then = await service.trace("two")
+    assert while_open is not None
+    assert newest is not None
+    assert ended is not None
+    assert while_open.steps == ended.steps
+    assert newest.session == "two"
+    assert (ended.summary.closed, ended.summary.calls, ended.summary.cold_calls) == (True, 1, 1)
+    assert restarted == ended
+    assert still_open_then is not None
+    step = ended.steps[0]
+    assert sum(step.seconds(part) for part in Part) == pytest.approx(step.wall_s)
+
+
+async def test_forgetting_erases_traces_and_journals(open_service: OpenService, tmp_path: Path) -> None:
+    server = scripted("notes", tmp_path)
+    async with (
+        FakeBackend(programs={"mcp-notes": SCRIPT.program}) as backend,
+        open_service(server, backend=backend) as service,
+    ):
+        await service.request(scope("one"), NOTES, "tools/call", call("read"), RecordingChannel())
+        await service.close_session(SessionId("one"), reason="left")
+        erased = await service.forget(None)
+        assert await service.trace("one") is None
+    assert (erased.traces, erased.journals) == (1, 1)
