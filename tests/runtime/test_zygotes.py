@@ -237,6 +237,7 @@ async def test_a_choice_survives_being_stored_until_a_package_file_changes(tmp_p
     told = json.loads(text)
     again = FormChoice(form=PrepareForm(told["form"]), reason=told["reason"], details=told["details"])
     assert restore_form(again) == replace(form, prepared=None)
+    assert restore_form(replace(again, details={**again.details, "layout": 0})) is None
     (tmp_path / "helper.py").write_text("def answer(): return 'another'")
     assert restore_form(again) is None
 

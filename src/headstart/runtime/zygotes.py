@@ -49,6 +49,8 @@ from headstart.runtime.zygote_trial import Trial, TrialFailed, difference, try_s
 __all__ = ["CheckedForm", "FormCheck", "choose_form", "restore_form"]
 
 CONNECT_TIMEOUT_S = 30.0
+LAYOUT = 1
+"""Of what `CheckedForm.stored` remembers; another number there means: choose again."""
 MORE_AUDITS = 4
 """How often imports are repeated to get rid of threads."""
 
@@ -104,14 +106,16 @@ class CheckedForm:
         details = asdict(replace(self, prepared=None))
         for name in ("form", "reason", "prepared"):
             del details[name]
-        return FormChoice(form=self.form, reason=self.reason, details=details)
+        return FormChoice(form=self.form, reason=self.reason, details={"layout": LAYOUT, **details})
 
 
 def restore_form(stored: FormChoice) -> CheckedForm | None:
-    """Return the remembered choice, or None if the program's files have changed since.
+    """Return the remembered choice, or None if the program's files (or what is remembered) have changed since.
 
     Blocking: looks at every file that was imported, about 2 µs each.
     """
+    if stored.details.get("layout") != LAYOUT:
+        return None
     details: Mapping[str, Any] = stored.details
     if details["files"] and fingerprint(details["files"]) != details["fingerprint"]:
         return None
@@ -120,7 +124,7 @@ def restore_form(stored: FormChoice) -> CheckedForm | None:
     if told is not None:
         words = {name: tuple(told[name]) for name in ("modules", "entry", "args", "options")}
         preload = Preload(interpreter=told["interpreter"], cwd=told["cwd"], **words)
-    plain = {name: value for name, value in details.items() if name not in ("preload", "files")}
+    plain = {name: value for name, value in details.items() if name not in ("layout", "preload", "files")}
     return CheckedForm(form=stored.form, reason=stored.reason, preload=preload, files=tuple(details["files"]), **plain)
 
 
