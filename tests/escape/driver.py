@@ -1,0 +1,239 @@
+"""Run attacks inside sandboxes of the local backend, as whatever user this process is.
+
+Stand-alone: `python driver.py < order`, one JSON object in, one out. The order holds
+`state` (an empty directory of ours), `facts` (what the attacks may know), `attacks` (`id`,
+`script`, `network`), `forked` (whether sandboxes are forks of one zygote, whose preloaded
+module `hostile` attacks too), and `private_network` (put metadata addresses on a loopback of our own).
+
+Beside the attacker there is a victim: another sandbox with a file and a process of its own,
+a sentinel process outside, and listeners on the host. What became of them is reported too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from headstart.backends.contract import (
+    ByteStreams,
+    Command,
+    ExitStatus,
+    Identity,
+    Limits,
+    Mount,
+    MountMode,
+    Network,
+    Preload,
+    Prepared,
+    RunningSandbox,
+    Template,
+)
+from headstart.backends.local import LocalBackend, open_local_backend
+from headstart.errors import BackendError
+from headstart.ids import SandboxId
+
+PYTHON = "/usr/bin/python3"
+PATIENCE_S = 20
+LIMITS = Limits(memory_bytes=150_000_000, pids=60, scratch_bytes=30_000_000)
+SECRET = "the victim's secret"
+VICTIM_SLEEPS = "119.25"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is on the host for the attacks to reach for."""
+
+    facts: dict[str, Any]
+    sentinel: subprocess.Popen[bytes]
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    if order["private_network"]:
+        child = _metadata_child()
+        child.private_network()
+        listening = child.listen()
+        sys.stderr.write(f"{len(listening)} listeners\n")
+    json.dump(anyio.run(_serve, order), sys.stdout)
+
+
+async def _serve(order: dict[str, Any]) -> dict[str, Any]:
+    state = Path(order["state"])
+    with _surroundings(state) as around:
+        async with open_local_backend(state) as backend:
+            return await _attack(backend, around, order)
+
+
+async def _attack(backend: LocalBackend, around: Surroundings, order: dict[str, Any]) -> dict[str, Any]:
+    victim = await _start(backend, "victim", order)
+    async with victim.attach() as alive:
+        facts = {
+            **order["facts"],
+            **around.facts,
+            **await _let_write(victim),
+            "limits": backend.capabilities.limits,
+            "forked": order["forked"],
+        }
+        results = {attack["id"]: await _try(backend, attack, facts, order) for attack in order["attacks"]}
+        return {
+            "results": results,
+            "weaker": list(backend.capabilities.weaker),
+            "limits": backend.capabilities.limits,
+            "sentinel_alive": around.sentinel.poll() is None,
+            "hostile": _hostile_outcomes(Path(order["writable"])),
+            "victim_alive": not await _ends_now(alive),
+            "victim_said": (await _python(victim, "print(open('/tmp/secret').read())"))["said"],
+        }
+
+
+async def _try(
+    backend: LocalBackend, attack: dict[str, Any], facts: dict[str, Any], order: dict[str, Any]
+) -> dict[str, Any]:
+    sandbox = await _start(backend, f"attacker-{attack['id']}", order, Network(attack["network"]))
+    try:
+        return await _python(sandbox, attack["script"].replace("@FACTS@", repr(json.dumps(facts))))
+    finally:
+        await sandbox.aclose()
+
+
+async def _start(
+    backend: LocalBackend, name: str, order: dict[str, Any], network: Network = Network.NONE
+) -> RunningSandbox:
+    return await backend.start(await _prepared(backend, order, network), Identity(sandbox=SandboxId(name)))
+
+
+async def _prepared(backend: LocalBackend, order: dict[str, Any], network: Network) -> Prepared:
+    """Prepare a template; forks of one network share their zygote, so that they are siblings."""
+    known: dict[Network, Prepared] = order.setdefault("prepared", {})
+    if network not in known or not order["forked"]:
+        known[network] = await backend.prepare(_template(order, network))
+    return known[network]
+
+
+def _template(order: dict[str, Any], network: Network) -> Template:
+    entry = ("/bait/become.py",) if order["forked"] else ()
+    modules = ("hostile",) if order["forked"] else ()
+    argv = ("sleep", VICTIM_SLEEPS)
+    preload = Preload(interpreter=PYTHON, modules=modules, entry=entry, args=argv) if order["forked"] else None
+    return Template(
+        name="escape",
+        preload=preload,
+        command=Command(
+            argv=(PYTHON, *entry, *argv) if order["forked"] else argv,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "/bait"},
+        ),
+        mounts=(
+            Mount(source=Path(order["bait"]), target=Path("/bait"), mode=MountMode.READ_ONLY),
+            Mount(source=Path(order["writable"]), target=Path("/writable"), mode=MountMode.READ_WRITE),
+            Mount(source=Path(order["state"]).parent, target=Path("/parent"), mode=MountMode.READ_ONLY),
+        ),
+        limits=LIMITS,
+        network=network,
+    )
+
+
+async def _python(sandbox: RunningSandbox, script: str) -> dict[str, Any]:
+    try:
+        done = await sandbox.run(Command(argv=(PYTHON, "-I", "-c", script)), timeout_s=PATIENCE_S)
+    except TimeoutError:
+        return {"said": "TIMED OUT", "code": None, "signal": None, "out_of_memory": False, "stderr": ""}
+    except BackendError as error:
+        return {"said": f"LOST {error}", "code": None, "signal": None, "out_of_memory": False, "stderr": ""}
+    return _told(done.status, done.stdout.decode().strip(), done.stderr.decode()[-2000:])
+
+
+def _told(status: ExitStatus, said: str, stderr: str) -> dict[str, Any]:
+    return {
+        "said": said,
+        "code": status.code,
+        "signal": status.signal,
+        "out_of_memory": status.out_of_memory,
+        "stderr": stderr,
+    }
+
+
+@contextmanager
+def _surroundings(state: Path) -> Generator[Surroundings]:
+    """Make a sentinel process, a control socket in the state directory, and listeners."""
+    sentinel = subprocess.Popen(["sleep", "120"], stdin=subprocess.DEVNULL)
+    (state / "state.sqlite").write_text("headstart's own state")
+    (state / "state.sqlite").chmod(0o600)
+    abstract = f"\0headstart-escape-{os.getpid()}"
+    with (
+        _listen(socket.AF_UNIX, str(state / "control.sock")),
+        _listen(socket.AF_UNIX, abstract),
+        _listen(socket.AF_INET, ("127.0.0.1", 0)) as loopback,
+        (state / "leaky").open("w+") as leaky,
+    ):
+        os.set_inheritable(leaky.fileno(), True)
+        try:
+            yield Surroundings(
+                sentinel=sentinel,
+                facts={
+                    "state": str(state),
+                    "abstract": abstract[1:],
+                    "port": loopback.getsockname()[1],
+                    "sentinel": sentinel.pid,
+                    "driver": os.getpid(),
+                    "namespaces": {kind: str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in NAMESPACES},
+                },
+            )
+        finally:
+            sentinel.kill()
+            sentinel.wait()
+
+
+NAMESPACES = ("mnt", "pid", "ipc", "uts", "user", "net", "cgroup")
+
+
+def _listen(family: int, address: Any) -> socket.socket:
+    server = socket.socket(family)
+    server.bind(address)
+    server.listen(16)
+    return server
+
+
+async def _let_write(victim: RunningSandbox) -> dict[str, Any]:
+    """Let the victim write a secret wherever it may."""
+    places = "('/tmp', os.path.expanduser('~'), '/dev/shm', '/var/tmp')"
+    script = f"import os\nfor place in {places}: open(place + '/secret', 'w').write({SECRET!r})"
+    told = await _python(victim, script)
+    return {"secret": SECRET, "victim_sleeps": VICTIM_SLEEPS, "victim_wrote": told["stderr"]}
+
+
+def _hostile_outcomes(writable: Path) -> dict[str, str]:
+    """Return what the zygote's module reported, if there was one."""
+    report = writable / "hostile.json"
+    return json.loads(report.read_text()) if report.exists() else {}
+
+
+async def _ends_now(streams: ByteStreams) -> bool:
+    with anyio.move_on_after(0.1):
+        await streams.wait()
+        return True
+    return False
+
+
+def _metadata_child() -> Any:
+    path = Path(__file__).parents[1] / "backends" / "local" / "metadata_child.py"
+    spec = importlib.util.spec_from_file_location("metadata_child", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()
