@@ -458,3 +458,25 @@ async def test_on_the_hosts_network_abstract_sockets_of_the_host_are_out_of_reac
         async with sandbox_in(tmp_path, template(network=Network.HOST)) as sandbox:
             done = await sandbox.run(program)
     assert b"PermissionError" in done.stderr
+
+
+async def test_parked_processes_that_died_are_replaced(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        prepared = await backend.prepare(template())
+        first = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        parked = {pid for pid in processes.descendants(os.getpid()) if _is_init(pid)} - {first.pid}
+        for pid in parked:
+            os.kill(pid, 9)
+        with anyio.fail_after(5):
+            while parked & set(processes.descendants(os.getpid())):  # noqa: ASYNC110  the kernel tells no event
+                await anyio.sleep(0.01)
+        for number in range(6):
+            sandbox = await backend.start(prepared, Identity(sandbox=SandboxId(f"sb_again_{number}")))
+            assert await output(sandbox, "echo fine") == "fine"
+            await sandbox.aclose()
+        await first.aclose()
+        assert await backend.leftovers() == Leftovers()
+
+
+def _is_init(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"headstart-init")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -181,14 +180,22 @@ class Channel:
 
         An init that does not end within 3 s is killed, and its PID namespace with it.
         """
+        if not self.lost.is_set() and self.pid:
+            init = os.pidfd_open(self.pid)
+            try:
+                await self._end(init)
+            finally:
+                os.close(init)
+        self.close()
+
+    async def _end(self, init: int) -> None:
         self._link.stop_sending()
         with anyio.move_on_after(_END_TIMEOUT_S, shield=True):
-            await self.lost.wait()
-        if not self.lost.is_set():
-            with suppress(ProcessLookupError):
-                if self.pid:
-                    os.kill(self.pid, signal.SIGKILL)
-        self.close()
+            await anyio.wait_readable(init)
+            return
+        signal.pidfd_send_signal(init, signal.SIGKILL)
+        with anyio.move_on_after(_END_TIMEOUT_S, shield=True):
+            await anyio.wait_readable(init)
 
     def close(self) -> None:
         """Let go: the init ends the sandbox when it sees that."""

@@ -10,6 +10,7 @@ private parts over them, drops everything it could do, and serves as the sandbox
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -132,17 +133,26 @@ class LocalKind:
 
     def start(self, template: str, order: dict[str, Any], control: int) -> tuple[int, dict[str, Any]]:
         known = self._templates[template]
-        parked = self._take_parked()
         self._refill_at = time.monotonic() + _REFILL_AFTER_S
-        parked.wire.send_with({**known.plan, **order}, [control, known.mounts])
-        parked.wire.close()
+        parked = self._hand_out({**known.plan, **order}, [control, known.mounts])
         self._in_group[parked.pid] = parked.group
         return parked.pid, {"group": parked.group}
 
-    def _take_parked(self) -> _Parked:
-        if not self._parked:
-            self._park()
-        return self._parked.pop(0)
+    def _hand_out(self, order: dict[str, Any], descriptors: list[int]) -> _Parked:
+        """Give an order to a parked process; one that has died is passed over."""
+        for _ in range(_PARKED + 1):
+            if not self._parked:
+                self._park()
+            parked = self._parked.pop(0)
+            try:
+                parked.wire.send_with(order, descriptors)
+            except PeerGone:
+                self._doomed[parked.pid] = parked.group
+                continue
+            finally:
+                parked.wire.close()
+            return parked
+        raise OSError(errno.ECHILD, "processes that were parked keep dying")
 
     def _park(self) -> None:
         self._made_groups += 1
@@ -170,10 +180,14 @@ class LocalKind:
         if self._privileged:
             private.bring_up_loopback()
 
-    def become_sandbox(self, order: dict[str, Any], control: int, mounts: int, group: str) -> NoReturn:
+    def become_sandbox(
+        self, order: dict[str, Any], control: int, mounts: int, group: str, trouble: OSError | None
+    ) -> NoReturn:
         """Turn the calling parked process into the init of a sandbox; it never returns."""
         wire = Wire(socket.socket(fileno=os.dup(control)))
         try:
+            if trouble is not None:
+                raise trouble
             init = Init(control, ends_with_namespace=True, lifeline=self._lifeline, limits=order["rlimits"])
             self._confine(order, mounts, group)
             init.let_go_of_everything_else()
@@ -208,10 +222,19 @@ class LocalKind:
             private.bring_up_loopback()
 
     def ended(self, pid: int) -> None:
-        group = self._in_group.pop(pid, None)
+        group = self._in_group.pop(pid, None) or self._forget_parked(pid)
         if group is not None:
             self._doomed[pid] = group
             self._remove_doomed()
+
+    def _forget_parked(self, pid: int) -> str | None:
+        for parked in self._parked:
+            if parked.pid == pid:
+                parked.wire.close()
+                self._parked.remove(parked)
+                self._refill_at = time.monotonic() + _REFILL_AFTER_S
+                return parked.group
+        return None
 
     def owns(self, pid: int) -> bool:
         return any(parked.pid == pid for parked in self._parked)
@@ -254,21 +277,32 @@ def _be_parked(theirs: socket.socket, *, group: str, kind: LocalKind) -> NoRetur
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         mine = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 64)
         kind.close_foreign_descriptors(mine)
-        kind.settle(group)
+        trouble = _settle(kind, group)
         sock = socket.socket(fileno=mine)
         order, (control, mounts) = Wire(sock).wait()
         sock.close()
-        kind.become_sandbox(order, control, mounts, group)
+        kind.become_sandbox(order, control, mounts, group, trouble)
     except PeerGone:
         pass  # the spawner has ended
     finally:
         os._exit(70)
 
 
+def _settle(kind: LocalKind, group: str) -> OSError | None:
+    """Return what went wrong: whoever orders a sandbox is to hear of it."""
+    try:
+        kind.settle(group)
+    except OSError as error:
+        return error
+    return None
+
+
 def _write(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"{path}: {error.strerror}") from error
     finally:
         os.close(descriptor)
 

@@ -6,7 +6,15 @@ import os
 import select
 import signal
 
-__all__ = ["children", "descendants", "exit_facts", "kill_everything_below", "kill_everything_in_namespace", "reap"]
+__all__ = [
+    "children",
+    "descendants",
+    "exit_facts",
+    "is_alive",
+    "kill_everything_below",
+    "kill_everything_in_namespace",
+    "reap",
+]
 
 
 def children(pid: int) -> list[int]:
@@ -19,6 +27,15 @@ def children(pid: int) -> list[int]:
     except OSError:
         pass  # it ended while we looked
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs or could run; one that only waits to be reaped has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as facts:
+            return facts.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def descendants(pid: int) -> list[int]:

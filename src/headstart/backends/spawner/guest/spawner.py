@@ -60,7 +60,7 @@ class Kind(Protocol):
         ...
 
     def ended(self, pid: int) -> None:
-        """Begin to clean up after an init that has been reaped; `tend` goes on."""
+        """Begin to clean up after an init (or a process of the kind's own) that has been reaped; `tend` goes on."""
         ...
 
     def is_clean(self, pid: int) -> bool:
@@ -165,7 +165,7 @@ class Spawner:
         raise OSError(22, f"unknown operation {operation!r}")
 
     def _count(self) -> dict[str, Any]:
-        below = processes.descendants(os.getpid())
+        below = [pid for pid in processes.descendants(os.getpid()) if processes.is_alive(pid)]
         own = sum(self._kind.owns(pid) for pid in below)
         return {"processes": len(below) - own, "groups": self._kind.count_groups()}
 
@@ -188,6 +188,7 @@ class Spawner:
         for pid, status in processes.reap():
             sandbox = self._inits.pop(pid, None)
             if sandbox is None:
+                self._kind.ended(pid)
                 continue
             if status != 0:
                 self._kill_orphans()
