@@ -1,79 +1,15 @@
-"""Finding the running service: a small file in the state directory, and its control routes."""
+"""Asking the running service's control routes."""
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from headstart.cli.service_file import NotRunning, ServiceFile
 from headstart.errors import HeadstartError
 
-__all__ = ["NotRunning", "ServiceFile", "ask", "find_service", "write_service_file"]
-
-FILE_NAME = "service.json"
-
-
-class NotRunning(HeadstartError):
-    """No service of this state directory is running."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceFile:
-    """What a running service tells its own commands; the file is 0600.
-
-    Attributes:
-        url: `http://127.0.0.1:8787`.
-        token: For the control routes; new at every start.
-        spawner_pid: The helper that forks sandboxes.
-    """
-
-    pid: int
-    url: str
-    token: str = field(repr=False)
-    spawner_pid: int | None = None
-
-
-def write_service_file(state_dir: Path, service: ServiceFile) -> Path:
-    """Write the file so that no other user can ever read it; it appears whole or not at all."""
-    path = state_dir / FILE_NAME
-    staged = path.with_suffix(".new")
-    handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(asdict(service), file)
-    staged.replace(path)
-    return path
-
-
-def find_service(state_dir: Path) -> ServiceFile:
-    """Return the running service.
-
-    Raises:
-        NotRunning: There is none.
-    """
-    path = state_dir / FILE_NAME
-    try:
-        service = ServiceFile(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, json.JSONDecodeError, TypeError) as exc:
-        raise NotRunning("no headstart service is running here", hint="start one: headstart serve") from exc
-    if not _is_alive(service.pid):
-        raise NotRunning(
-            f"the service that wrote {path} (pid {service.pid}) is gone", hint="start one: headstart serve"
-        )
-    return service
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+__all__ = ["ask"]
 
 
 def ask(service: ServiceFile, method: str, path: str, *, timeout_s: float = 10.0) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import Annotated
 import platformdirs
 import typer
 
+from headstart.cli.state import state_dir
 from headstart.config.load import load_settings
 from headstart.config.model import Settings
 from headstart.errors import ConfigError
 
-__all__ = ["ConfigOption", "StateOption", "read_settings", "state_dir"]
+__all__ = ["ConfigOption", "StateOption", "read_settings"]
 
 ConfigOption = Annotated[
     Path | None,
@@ -34,14 +35,6 @@ def read_settings(config: Path | None, state: Path | None = None, *, mcp_files: 
     if found is not None and not found.exists():
         raise ConfigError("no such file", where=str(found), hint="headstart init --from .mcp.json makes one")
     return load_settings(config=found, mcp_files=mcp_files, variables=os.environ, state_dir=state_dir(state))
-
-
-def state_dir(state: Path | None = None) -> Path:
-    """The state directory: the option, `$HEADSTART_STATE_DIR`, or the XDG one."""
-    if state is not None:
-        return state.resolve()
-    named = os.environ.get("HEADSTART_STATE_DIR")
-    return Path(named).resolve() if named else platformdirs.user_state_path("headstart")
 
 
 def _default_config() -> Path | None:

@@ -14,9 +14,12 @@ from headstart.errors import HeadstartError
 __all__ = ["console", "print_error", "print_json", "say"]
 
 
+_PIPED_WIDTH = 200
+
+
 def console() -> Console:
     """A console for data; plain text when stdout is not a terminal."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
 def say(message: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-__all__ = ["MemoryMeter", "descendants"]
+__all__ = ["MemoryMeter", "command_of", "descendants", "is_alive"]
 
 _PROC = Path("/proc")
 
@@ -30,6 +30,23 @@ def descendants(root: int) -> list[int]:
         found.append(pid)
         waiting.extend(children.get(pid, ()))
     return found
+
+
+def command_of(pid: int) -> str:
+    """Return a process's command line, "" if it has none or is gone."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and more than a name that waits to be reaped."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -1,0 +1,5 @@
+"""`python -m headstart`."""
+
+from headstart.cli.main import main
+
+main()

@@ -1,0 +1,108 @@
+"""What the demo says: a table over all cells, and the numbers behind it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from headstart.bench.demo.cells import CellResult
+
+__all__ = ["cell_samples", "cell_summary", "ratios", "table"]
+
+_P99_NEEDS = 100
+
+
+def cell_summary(result: CellResult) -> dict[str, Any]:
+    """One cell in numbers; seconds each unless named otherwise."""
+    waited = [trace["summary"]["waited_s"] for trace in result.traces]
+    lived = [session.seconds for session in result.sessions]
+    summary: dict[str, Any] = {
+        "provisioning_s_mean": statistics.fmean(waited),
+        "provisioning_s_max": max(waited),
+        "session_s_median": statistics.median(lived),
+        "session_s_max": max(lived),
+        "provisioning_share": sum(waited) / sum(lived),
+        "cold_starts": sum(trace["summary"]["cold_calls"] for trace in result.traces),
+        "wasted_s": _unused_cpu_s(result.status["pool"]),
+        "cpu_s": result.cpu_s,
+        "peak_memory_mb": result.peak_bytes / 1e6,
+        "sessions": len(lived),
+        "calls": sum(len(session.calls) for session in result.sessions),
+        "failed_calls": sum(call.is_error for session in result.sessions for call in session.calls),
+    }
+    if len(lived) >= _P99_NEEDS:
+        summary["session_s_p99"] = statistics.quantiles(lived, n=100)[98]
+    return summary
+
+
+def _unused_cpu_s(pool: Mapping[str, Any]) -> float:
+    """CPU-seconds of sandboxes that served no call, gone or still there."""
+    live = sum(float(sandbox["cpu_s"]) for sandbox in pool["sandboxes"] if sandbox["served"] == 0)
+    return float(pool["ended_unused_cpu_s"]) + live
+
+
+def cell_samples(result: CellResult) -> Iterable[dict[str, Any]]:
+    """Every session and every call of a cell, as it was lived and as it was traced."""
+    where = {"mode": result.cell.name, "tpot_ms": result.tpot_s * 1000}
+    traces = {trace["session"]: trace for trace in result.traces}
+    for session in result.sessions:
+        trace = traces[session.session]
+        yield {
+            **where,
+            "session": session.session,
+            "seconds": session.seconds,
+            "model_s": session.model_s,
+            "summary": trace["summary"],
+            "calls": [
+                {"tool": call.tool, "seconds": call.ended_s - call.started_s, "is_error": call.is_error}
+                for call in session.calls
+            ],
+            "steps": trace["steps"],
+            "preparations": trace["preparations"],
+        }
+
+
+def ratios(modes: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The claims, as ratios of cells of one run."""
+
+    def waits(one: str, other: str) -> float:
+        return float(modes[one]["provisioning_s_mean"]) / max(float(modes[other]["provisioning_s_mean"]), 1e-6)
+
+    def share(key: str, one: str, other: str) -> float:
+        return float(modes[one][key]) / max(float(modes[other][key]), 1e-6)
+
+    return {
+        "prediction_alone": waits("on-demand", "predictive"),
+        "prediction_with_zygotes_in_both": waits("on-demand+zygote", "predictive+zygote"),
+        "both_vs_on_demand": waits("on-demand", "predictive+zygote"),
+        "memory_vs_reserved": share("peak_memory_mb", "predictive+zygote", "reserved"),
+        "cpu_vs_on_demand": share("cpu_s", "predictive+zygote", "on-demand"),
+    }
+
+
+def table(summaries: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
+    """Lay out one pace's cells, session seconds first."""
+    shown = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    columns = ("mode", "session s", "max", "waited s", "max", "share", "cold", "wasted", "CPU-s", "peak MB")
+    for number, name in enumerate(columns):
+        shown.add_column(name, justify="left" if number == 0 else "right")
+    for name, cell in summaries.items():
+        shown.add_row(name, *_cells(cell))
+    return shown
+
+
+def _cells(cell: Mapping[str, Any]) -> Sequence[str]:
+    return (
+        f"{cell['session_s_median']:.2f}",
+        f"{cell['session_s_max']:.2f}",
+        f"{cell['provisioning_s_mean']:.3f}",
+        f"{cell['provisioning_s_max']:.3f}",
+        f"{cell['provisioning_share']:.1%}",
+        str(cell["cold_starts"]),
+        f"{cell['wasted_s']:.2f}",
+        f"{cell['cpu_s']:.1f}",
+        f"{cell['peak_memory_mb']:.0f}",
+    )

@@ -1,0 +1,62 @@
+"""What the control routes show of the running service, and what they can tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headstart.backends.contract import Backend
+from headstart.cli.plain import plain
+from headstart.clock import Clock
+from headstart.config.model import Settings
+from headstart.ids import PrincipalId
+from headstart.proxy.app import ModelProxy
+from headstart.runtime.service import Service
+
+__all__ = ["Control"]
+
+
+class Control:
+    """Implements `api.control.Controlled` over the service's parts."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        backend: Backend,
+        service: Service,
+        proxy: ModelProxy,
+        clock: Clock,
+        stop: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._backend = backend
+        self._service = service
+        self._proxy = proxy
+        self._clock = clock
+        self._stop = stop
+
+    async def status(self) -> dict[str, Any]:
+        """See `Controlled.status`."""
+        broker = self._service.broker.statistics(self._clock.monotonic_s())
+        return {
+            "pool": {"mode": self._settings.pool.mode.value, **plain(broker.pool)},
+            "predictors": plain(broker.predictors.records),
+            "waste": plain(broker.waste),
+            "runtime": plain(await self._service.statistics()),
+            "proxy": plain(self._proxy.statistics()),
+            "backend": {"name": self._backend.name, **plain(self._backend.capabilities)},
+        }
+
+    async def trace(self, session: str) -> dict[str, Any] | None:
+        """See `Controlled.trace`."""
+        found = await self._service.trace(session)
+        return None if found is None else plain(found)
+
+    async def forget(self, principal: PrincipalId | None) -> dict[str, Any]:
+        """See `Controlled.forget`."""
+        return plain(await self._service.forget(principal))
+
+    def stop(self) -> None:
+        """See `Controlled.stop`."""
+        self._stop()

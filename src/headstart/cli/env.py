@@ -1,0 +1,29 @@
+"""`headstart env`: what to set so that an agent goes through Headstart."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headstart.cli.agents import AGENTS, Endpoint, instructions
+from headstart.cli.settings import ConfigOption, StateOption, read_settings
+
+__all__ = ["env"]
+
+
+def env(
+    agent: Annotated[str, typer.Argument(help=f"One of: {', '.join(AGENTS)}.")] = "openai",
+    *,
+    session: Annotated[
+        str | None, typer.Option(help="Name the conversation, so that model and tools join at once.")
+    ] = None,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Print what to set for an agent; the lines can be given to `eval`."""
+    settings = read_settings(config, state_dir)
+    service = settings.service
+    host = f"[{service.host}]" if ":" in service.host else service.host
+    root = f"http://{host}:{service.port}" + (f"/s/{session}" if session else "")
+    print(instructions(agent, Endpoint(root=root, upstreams=settings.upstreams, key=bool(service.keys))))

@@ -1,0 +1,35 @@
+"""`headstart replay-model`: recorded conversations as an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from headstart.bench.replay_model import Recording, load_recordings, serve
+from headstart.cli.terminal import say
+
+__all__ = ["replay_model"]
+
+
+def replay_model(
+    recordings: Annotated[Path, typer.Argument(help="A .toml or JSON-lines file of recordings.")],
+    *,
+    port: Annotated[int, typer.Option(help="Port on loopback; 0 takes a free one.")] = 8000,
+    ttft_ms: Annotated[float, typer.Option(min=0, help="Time to the first token.")] = 300.0,
+    tpot_ms: Annotated[float, typer.Option(min=0, help="Time per output token.")] = 20.0,
+) -> None:
+    """Play recorded conversations at a chosen pace, as an OpenAI-compatible model server."""
+    loaded = load_recordings(recordings)
+    anyio.run(_serve, loaded, port, ttft_ms / 1000, tpot_ms / 1000, backend_options={"use_uvloop": True})
+
+
+async def _serve(recordings: tuple[Recording, ...], port: int, ttft_s: float, tpot_s: float) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with serve(recordings, ttft_s=ttft_s, tpot_s=tpot_s, port=port) as base_url:
+            say(f"replay-model: {base_url} plays {len(recordings)} conversations; model names are replay/<session>")
+            async for _ in signals:
+                return

@@ -1,0 +1,146 @@
+"""`headstart serve`: the service, in the foreground, until it is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+import uvicorn
+
+from headstart.cli.app import open_application
+from headstart.cli.service_file import ServiceFile, write_service_file
+from headstart.cli.settings import ConfigOption, StateOption, read_settings
+from headstart.cli.state import only_one
+from headstart.cli.terminal import say
+from headstart.config.model import Settings
+from headstart.errors import ConfigError
+
+__all__ = ["run_service", "serve"]
+
+_GRACE_S = 3
+
+
+def serve(
+    *,
+    mcp: Annotated[
+        list[Path] | None, typer.Option("--mcp", help="An mcpServers file, beside those in the config.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is decided.")] = False,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Run the gateway and the proxy on one port, until interrupted or `headstart stop`."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    settings = read_settings(config, state_dir, mcp_files=tuple(mcp or ()))
+    changed = {name: value for name, value in {"host": host, "port": port}.items() if value is not None}
+    settings = replace(settings, service=replace(settings.service, **changed))
+    run_service(settings)
+
+
+def run_service(settings: Settings) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        ConfigError: The port is taken, or a service runs on this state directory already.
+        BackendUnavailable: Sandboxes cannot be isolated here.
+    """
+    with only_one(settings.state_dir), _listening(settings.service.host, settings.service.port) as listener:
+        anyio.run(_serve, settings, listener, backend_options={"use_uvloop": True})
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    server: _Server | None = None
+
+    def stop() -> None:
+        if server is not None:
+            server.should_exit = True
+
+    token = secrets.token_urlsafe(32)
+    async with open_application(settings, token=token, stop=stop) as application:
+        server = _Server(
+            uvicorn.Config(
+                application.asgi,
+                loop="none",
+                http="httptools",
+                ws="none",  # an upgrade arrives as plain HTTP and is answered 426 by the proxy
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+        url = _url(listener)
+        file = write_service_file(settings.state_dir, ServiceFile(pid=os.getpid(), url=url, token=token))
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_stop_on_signal, stop)
+                _announce(settings, url, isolation=application.backend.capabilities.isolation)
+                await server.serve(sockets=[listener])
+                tasks.cancel_scope.cancel()
+        finally:
+            file.unlink(missing_ok=True)
+    say("headstart: stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would end the process before we have cleaned up."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def _stop_on_signal(stop: Callable[[], None]) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            say("headstart: stopping")
+            stop()
+
+
+def _announce(settings: Settings, url: str, *, isolation: str) -> None:
+    names = ", ".join(server.name for server in settings.servers) or "none"
+    say(f"headstart: {url}/mcp serves {len(settings.servers)} servers ({names})")
+    for upstream in settings.upstreams:
+        path = "/v1" if upstream.prefix == "default" else f"/{upstream.prefix}/v1"
+        say(f"headstart: {url}{path} → {upstream.base_url}")
+    zygotes = "with zygotes" if settings.pool.zygotes else "without zygotes"
+    say(f"headstart: pool {settings.pool.mode.value}, {zygotes}; isolation: {isolation}")
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2_048)
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            hint = "headstart stop, if it is an old one; or choose another with --port"
+            raise ConfigError(f"port {port} on {host} is in use", where="headstart serve", hint=hint) from exc
+        hint = "service.host must be an address of this machine, service.port one that you may use"
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {exc.strerror}", where="headstart serve", hint=hint
+        ) from exc
+    with listener:
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,43 @@
+"""The state directory: which it is, and that one process at a time has it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+
+from headstart.errors import ConfigError
+
+__all__ = ["only_one", "state_dir"]
+
+
+@contextmanager
+def only_one(state_dir: Path) -> Generator[None]:
+    """Hold the state directory, so that two services never write one state.
+
+    Raises:
+        ConfigError: Another service holds it.
+    """
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        hint = "headstart stop ends it; --state-dir gives a second service a state of its own"
+        raise ConfigError("a service is running on this state directory", where=str(state_dir), hint=hint) from exc
+    else:
+        yield
+    finally:
+        os.close(handle)
+
+
+def state_dir(state: Path | None = None) -> Path:
+    """The state directory: the option, `$HEADSTART_STATE_DIR`, or the XDG one."""
+    if state is not None:
+        return state.resolve()
+    named = os.environ.get("HEADSTART_STATE_DIR")
+    return Path(named).resolve() if named else platformdirs.user_state_path("headstart")

@@ -1,0 +1,74 @@
+"""What the demo shows people while it runs: waterfalls, a wrong guess, a kill -9, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from headstart.bench.demo.cells import CellResult
+from headstart.bench.demo.kill import Killed
+from headstart.bench.demo.report import table
+from headstart.cli.terminal import console
+from headstart.cli.waterfall import waterfall
+
+__all__ = ["Storyteller"]
+
+_TOLD_PACE_S = 0.020
+
+
+class Storyteller:
+    """Prints the demo's story; with `show=False` only its tables."""
+
+    def __init__(self, *, show: bool) -> None:
+        self.shows = show
+        self._wrong_guess_told = False
+        self._out = console()
+
+    def cell(self, result: CellResult) -> None:
+        """Show one session's waterfall of a mode at the main pace, and the first wrong guess there is."""
+        if not self.shows:
+            return
+        if result.tpot_s == _TOLD_PACE_S:
+            self._title(f"{result.cell.name}: one session")
+            for line in waterfall(_most_telling(result)):
+                self._out.print(line)
+        self._wrong_guess(result)
+
+    def _wrong_guess(self, result: CellResult) -> None:
+        for trace in result.traces:
+            for one in trace["preparations"]:
+                if not self._wrong_guess_told and not one["won"] and not one["void"]:
+                    self._wrong_guess_told = True
+                    self._title("a wrong guess, and what it cost")
+                    told = f"{one['predictor']} prepared {one['resource']} for {trace['session']} (p = {one['probability']:.2f}"
+                    self._out.print(f"{told}, {one['because']}); nobody came for it.")
+                    cost = f"{one['wasted_cpu_s']:.2f} CPU-seconds and {one['wasted_byte_s'] / 1e9:.2f} GB-seconds"
+                    self._out.print(f"It cost {cost}, and no agent waited for it.")
+
+    def killed(self, killed: Killed) -> None:
+        """Show the processes of a killed service, and that they are gone."""
+        self._title("kill -9 of the service, in the middle of two sessions")
+        for pid, command in sorted(killed.before.items()):
+            self._out.print(Text(f"  {pid:>8}  {command[:100]}", style="dim"))
+        left = len(killed.left)
+        self._out.print(f"{len(killed.before)} processes before; {left} left after {killed.gone_after_s:.2f} s")
+
+    def tables(self, summary: Mapping[str, Any]) -> None:
+        """Print the table of every pace, and the ratios at the main one."""
+        for pace in summary["paces"]:
+            self._out.print()
+            self._out.print(table(pace["modes"], title=f"{pace['tpot_ms']:.0f} ms per token"))
+        self._out.print()
+        for name, ratio in summary["ratios"].items():
+            self._out.print(f"{name.replace('_', ' ')}: {ratio:.2f}")
+
+    def _title(self, text: str) -> None:
+        self._out.print()
+        self._out.print(Text(f"── {text} ──", style="bold"))
+
+
+def _most_telling(result: CellResult) -> Mapping[str, Any]:
+    """The session with the most calls."""
+    return max(result.traces, key=lambda trace: trace["summary"]["calls"])

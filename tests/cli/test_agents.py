@@ -1,0 +1,53 @@
+"""Two URLs, in each agent's own words."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from headstart.cli.agents import AGENTS, Endpoint, instructions
+from headstart.config.model import Upstream
+from headstart.errors import ConfigError
+
+DEFAULT = Upstream(prefix="default", base_url="http://127.0.0.1:8000/v1")
+OPENAI = Upstream(prefix="openai", base_url="https://api.openai.com/v1")
+
+
+def endpoint(*upstreams: Upstream, session: str = "", key: bool = False) -> Endpoint:
+    return Endpoint(root=f"http://127.0.0.1:8787{session}", upstreams=upstreams or (DEFAULT,), key=key)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_what_is_printed_can_be_evaluated_by_a_shell_up_to_other_programs(agent: str) -> None:
+    text = instructions(agent, endpoint())
+    exports = "\n".join(line for line in text.splitlines() if line.startswith(("export", "#")))
+    subprocess.run(["sh", "-eu", "-c", exports], check=True, timeout=10)
+    assert "http://127.0.0.1:8787/mcp" in text
+
+
+def test_an_agent_gets_the_upstream_of_its_own_name_before_the_default() -> None:
+    assert "OPENAI_BASE_URL=http://127.0.0.1:8787/openai/v1" in instructions("openai", endpoint(DEFAULT, OPENAI))
+    assert "OPENAI_BASE_URL=http://127.0.0.1:8787/v1" in instructions("openai", endpoint(DEFAULT))
+
+
+def test_without_a_default_the_only_upstream_is_named() -> None:
+    local = Upstream(prefix="vllm", base_url="http://127.0.0.1:8000/v1")
+    assert "OPENAI_BASE_URL=http://127.0.0.1:8787/vllm/v1" in instructions("openai", endpoint(local))
+
+
+def test_a_named_session_is_in_both_urls() -> None:
+    text = instructions("openai", endpoint(session="/s/run-1"))
+    assert "OPENAI_BASE_URL=http://127.0.0.1:8787/s/run-1/v1" in text
+    assert "MCP_URL=http://127.0.0.1:8787/s/run-1/mcp" in text
+
+
+def test_a_needed_key_is_mentioned_and_never_printed() -> None:
+    assert "X-Headstart-Key" in instructions("openai", endpoint(key=True))
+
+
+def test_an_unknown_agent_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        instructions("emacs", endpoint())
+    assert "emacs" in str(caught.value)
+    assert "claude-code" in (caught.value.hint or "")

@@ -1,0 +1,39 @@
+"""Commands find the running service by a file that only its user can read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from headstart.cli.service_file import NotRunning, ServiceFile, find_service, write_service_file
+
+
+def test_what_is_written_is_found_and_private(tmp_path: Path) -> None:
+    service = ServiceFile(pid=os.getpid(), url="http://127.0.0.1:1", token="s3cret")
+    path = write_service_file(tmp_path, service)
+    assert find_service(tmp_path) == service
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "s3cret" not in repr(service)
+
+
+def test_a_file_left_by_a_service_that_is_gone_is_told_as_such(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    write_service_file(tmp_path, ServiceFile(pid=child, url="http://127.0.0.1:1", token="x"))
+    with pytest.raises(NotRunning, match=f"pid {child}"):
+        find_service(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"pid": 1}', "[]"])
+def test_a_missing_or_torn_file_means_that_nothing_runs(tmp_path: Path, text: str) -> None:
+    with pytest.raises(NotRunning) as caught:
+        find_service(tmp_path)
+    assert caught.value.hint == "start one: headstart serve"
+    (tmp_path / "service.json").write_text(text)
+    with pytest.raises(NotRunning):
+        find_service(tmp_path)
