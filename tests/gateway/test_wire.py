@@ -1,0 +1,38 @@
+"""JSON goes through with its values, whichever writer and reader took it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.gateway.wire import decode, encode
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(values)
+def test_what_is_written_is_read_back_the_same_here_and_elsewhere(value: object) -> None:
+    written = encode(value)
+    assert b"\n" not in written
+    for read in (decode(written), json.loads(written)):
+        assert read == value
+        assert json.dumps(read) == json.dumps(value)  # and in the same order, with the same types of number
+
+
+@pytest.mark.parametrize("text", [b'"\\ud800"', b"[" * 500 + b"]" * 500, b"123456789012345678901234567890"])
+def test_odd_but_valid_json_survives(text: bytes) -> None:
+    assert encode(decode(text)) == text
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1,]", b'"\xff"', b"01", b"[" * 200_000])
+def test_what_is_not_json_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  any wording is fine
+        decode(text)
