@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,43 @@ async def test_a_zygote_that_has_died_is_made_again_and_the_start_goes_on_cold(
             await service.wait_prepared()
         await read(service, "two")
         assert [start.form.value for start in backend.starts][-3:] == ["zygote", "cold", "zygote"]
+
+
+async def test_a_program_that_changed_on_disk_gets_a_new_zygote(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker], tmp_path: Path
+) -> None:
+    imported = tmp_path / "module.py"
+    imported.write_text("one")
+    files = (str(imported),)
+    asked = checker(replace(zygote(), files=files, fingerprint=fingerprint(files)))
+    async with scene() as (service, _):
+        await service.learn(NOTES, LOCAL_PRINCIPAL)
+        await service.recheck_zygotes()
+        assert asked.checked == ["notes"]
+        imported.write_text("another")
+        asked.answer = replace(zygote(), files=files, fingerprint=fingerprint(files))
+        await service.recheck_zygotes()
+        with anyio.fail_after(5):
+            await service.wait_prepared()
+        status = (await service.statistics()).servers[0]
+    assert asked.checked == ["notes", "notes"]
+    assert status.form is PrepareForm.ZYGOTE
+
+
+async def test_a_zygote_that_keeps_dying_is_given_up(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "MOST_FAILURES", 1)
+    checker(zygote())
+    async with scene() as (service, backend):
+        await service.learn(NOTES, LOCAL_PRINCIPAL)
+        for session in ("one", "two"):
+            backend.fail_start("notes", message="the zygote has died")
+            await read(service, session)
+            with anyio.fail_after(5):
+                await service.wait_prepared()
+        status = (await service.statistics()).servers[0]
+    assert (status.form, status.reason) == (
+        PrepareForm.COLD,
+        "its zygote failed 2 times, the last time: the zygote has died",
+    )

@@ -34,6 +34,7 @@ __all__ = ["ZYGOTE_SHARE", "FormParts", "Forms", "zygotes_possible"]
 
 ZYGOTE_SHARE = 0.25
 MAX_WAITING = 1_000
+MOST_FAILURES = 5
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Forms:
         self._parts = parts
         self._send, self._waiting = anyio.create_memory_object_stream[tuple[PrincipalId, ResourceId]](MAX_WAITING)
         self._lock = anyio.Lock()
+        self._failures: dict[tuple[PrincipalId, ResourceId], int] = {}
         self._undecided = 0
         self._settled = anyio.Event()
         self._told: dict[tuple[PrincipalId, ResourceId], FormChoice] = {}
@@ -122,6 +124,12 @@ class Forms:
                     self._settled.set()
                     self._settled = anyio.Event()
 
+    async def recheck(self) -> None:
+        """Make the zygotes again whose program has changed on disk."""
+        for (principal, server), choice in list(self._told.items()):
+            if choice.form is PrepareForm.ZYGOTE and not await anyio.to_thread.run_sync(is_current, choice):
+                await self.broken(principal, server, "its files have changed")
+
     async def wait_settled(self) -> None:
         """Return once nobody waits to be looked at."""
         while self._undecided:
@@ -152,10 +160,15 @@ class Forms:
         return await self._parts.preparations.get(PreparationKey(principal, spec.digest, PrepareForm.COLD), spec)
 
     async def broken(self, principal: PrincipalId, server: ResourceId, why: str) -> None:
-        """A zygote could not be forked: start cold from now on, and make another one."""
-        _log.warning("the zygote of %s failed and is made again: %s", server, why)
+        """A zygote cannot be used any more: start cold from now on, and make another one."""
+        _log.warning("the zygote of %s is made again: %s", server, why)
         await self._parts.preparations.drop(_key(principal, self._parts.servers.spec(server)))
-        self._tell(principal, server, FormChoice(form=PrepareForm.COLD, reason=f"its zygote failed: {why}"))
+        failures = self._failures[principal, server] = self._failures.get((principal, server), 0) + 1
+        if failures > MOST_FAILURES:
+            reason = f"its zygote failed {failures} times, the last time: {why}"
+            self._tell(principal, server, FormChoice(form=PrepareForm.COLD, reason=reason))
+            return
+        self._tell(principal, server, FormChoice(form=PrepareForm.COLD, reason=f"its zygote is made again: {why}"))
         self.consider(principal, server)
 
     # ------------------------------------------------------------ choosing
@@ -227,6 +240,11 @@ class Forms:
         self._told[principal, server] = choice
         if before is None or before.form is not choice.form:
             self._parts.changed(principal, server)
+
+
+def is_current(choice: FormChoice) -> bool:
+    """Whether the files that a choice was made from are still the same; reads the disk."""
+    return restore_form(choice) is not None
 
 
 def _key(principal: PrincipalId, spec: LaunchSpec) -> PreparationKey:

@@ -81,12 +81,18 @@ class Learner:
     def _flight(
         self, where: tuple[PrincipalId, str], server: ResourceId, work: Callable[[], Awaitable[Known]]
     ) -> _Flight:
+        self._forget_old_failures()
         flight = self._flights.get(where)
-        now_s = self._clock.monotonic_s()
-        if flight is None or (flight.failure is not None and now_s - flight.failed_s > FAILURE_REMEMBERED_S):
+        if flight is None:
             flight = self._flights[where] = _Flight()
             self._tasks.start_soon(self._run, where, flight, work, name=f"learn {server}")
         return flight
+
+    def _forget_old_failures(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for where, flight in list(self._flights.items()):
+            if flight.failure is not None and now_s - flight.failed_s > FAILURE_REMEMBERED_S:
+                del self._flights[where]
 
     async def _run(self, where: tuple[PrincipalId, str], flight: _Flight, work: Callable[[], Awaitable[Known]]) -> None:
         try:

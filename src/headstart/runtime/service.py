@@ -8,6 +8,7 @@ or refused (an instruction), it is sent and answered, and it has returned (an ev
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
@@ -72,6 +73,8 @@ __all__ = ["Service"]
 
 DRAIN_TIMEOUT_S = 10.0
 HOUSEKEEPING_EVERY_S = 5.0
+RECHECK_EVERY = 12
+"""Turns of housekeeping between two looks at the files of zygotes."""
 
 _log = logging.getLogger(__name__)
 
@@ -387,10 +390,12 @@ class Service:
         self._save_learned()
 
     async def _keep_house(self) -> None:
-        while True:
+        for turn in itertools.count(1):
             await anyio.sleep(HOUSEKEEPING_EVERY_S)
             self._traces.collect()
             self._save_learned()
+            if turn % RECHECK_EVERY == 0:
+                await self._forms.recheck()
 
     def _save_learned(self) -> None:
         for principal in self._introduced:
@@ -439,6 +444,10 @@ class Service:
     async def wait_idle(self) -> None:
         """Return once there is no sandbox, starting, live or stopping."""
         await self._fleet.wait_empty()
+
+    async def recheck_zygotes(self) -> None:
+        """Make the zygotes again whose program has changed on disk; done about once a minute anyway."""
+        await self._forms.recheck()
 
     async def wait_prepared(self) -> None:
         """Return once every server that is known has its form, and its zygote if it has one."""

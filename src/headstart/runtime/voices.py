@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from anyio.abc import TaskGroup
 
@@ -33,6 +33,8 @@ class Voices:
         self._servers = servers
         self._connections = connections
         self._tasks = tasks
+        self._reading: dict[object, bool] = {}
+        """Conversations whose lists are being read again, and whether they have changed meanwhile."""
 
     def tell(self, session: SessionId, server: ResourceId, method: str, params: JsonObject | None) -> None:
         """Forward a notification to where a session listens; never blocks."""
@@ -47,7 +49,7 @@ class Voices:
 
     def lists_changed(self, live: LiveSandbox, method: str) -> None:
         """A sandbox's server says that it has changed a list."""
-        self._tasks.start_soon(self._read_again, live, method)
+        self._read_once(live.id, lambda: self._read_again(live, method))
 
     def remote_home(self, session: SessionId, server: ResourceId) -> RemoteHome:
         """Return the owner of a session's conversation with a remote server."""
@@ -59,7 +61,23 @@ class Voices:
         )
 
     def _remote_lists_changed(self, session: SessionId, server: ResourceId, method: str) -> None:
-        self._tasks.start_soon(self._read_remote_again, session, server, method)
+        self._read_once((session, server), lambda: self._read_remote_again(session, server, method))
+
+    def _read_once(self, conversation: object, read: Callable[[], Awaitable[None]]) -> None:
+        """Read again, one reading at a time: a server may say that it has changed as often as it likes."""
+        if conversation in self._reading:
+            self._reading[conversation] = True
+            return
+        self._reading[conversation] = True
+        self._tasks.start_soon(self._read_until_settled, conversation, read)
+
+    async def _read_until_settled(self, conversation: object, read: Callable[[], Awaitable[None]]) -> None:
+        try:
+            while self._reading[conversation]:
+                self._reading[conversation] = False
+                await read()
+        finally:
+            del self._reading[conversation]
 
     async def _read_again(self, live: LiveSandbox, method: str) -> None:
         lists = await live.supervised.read_lists()
