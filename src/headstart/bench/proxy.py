@@ -31,6 +31,8 @@ __all__ = ["Plan", "measure", "run"]
 
 STREAMS = 100
 CHUNKS_PER_S = 100
+LIGHT_STREAMS = 4
+"""So few that their chunks come one by one: timers tick in milliseconds, and chunks that come together wait in line."""
 APART_S = 0.02
 """Between single requests, so that the reading of one is over before the next; agents pause for longer."""
 ANSWER_WITHIN_S = 120.0
@@ -51,7 +53,7 @@ class Plan:
     @classmethod
     def of(cls, *, quick: bool) -> Plan:
         if quick:
-            return cls(single_rounds=150, light_seconds=1.0, light_rounds=3, full_seconds=4.0, bursts=8)
+            return cls(single_rounds=150, light_seconds=1.0, light_rounds=5, full_seconds=4.0, bursts=8)
         return cls(single_rounds=600, light_seconds=2.0, light_rounds=6, full_seconds=15.0, bursts=30)
 
 
@@ -128,7 +130,9 @@ class _Measured:
         await self._alternate("warm-up", 5, streams=10, chunks=20, interval_ms=1)
         await self._alternate("single", plan.single_rounds, gap_s=APART_S, streams=1, chunks=3, interval_ms=0)
         chunks = int(plan.light_seconds * CHUNKS_PER_S)
-        await self._alternate("light", plan.light_rounds, streams=10, chunks=chunks, interval_ms=1_000 / CHUNKS_PER_S)
+        await self._alternate(
+            "light", plan.light_rounds, streams=LIGHT_STREAMS, chunks=chunks, interval_ms=1_000 / CHUNKS_PER_S
+        )
         await self._alternate("burst", plan.bursts, gap_s=0.1, streams=STREAMS, chunks=1, interval_ms=0, fresh=True)
         chunks = int(plan.full_seconds * CHUNKS_PER_S)
         del self._ports["relayed"]
