@@ -445,7 +445,7 @@ async def test_the_services_own_state_shows_in_no_mount(tmp_path: Path) -> None:
 
 
 async def test_on_the_hosts_network_abstract_sockets_of_the_host_are_out_of_reach(tmp_path: Path) -> None:
-    if not syscalls.can_scope_abstract_sockets():
+    if not syscalls.can_scope_sockets_and_signals():
         pytest.skip("Landlock of this kernel has no scopes (Linux 6.12)")
     name = f"headstart-test-{os.getpid()}"
     reach = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"

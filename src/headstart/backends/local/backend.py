@@ -6,7 +6,7 @@ import base64
 import itertools
 import os
 import platform
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ class LocalBackend:
                 f"no control group limits {', '.join(missing)}; per-process limits stand in:"
                 " start as root, or have systemd delegate a group (systemd-run --user --scope -p Delegate=yes)"
             )
-        if not syscalls.can_scope_abstract_sockets():
+        if not syscalls.can_scope_sockets_and_signals():
             weaker.append(
                 "network host reaches abstract Unix sockets of the host (Linux 6.12 with Landlock would stop it):"
                 " use network none"
@@ -262,8 +262,10 @@ class LocalBackend:
 
 
 @asynccontextmanager
-async def open_local_backend(state_dir: Path) -> AsyncGenerator[LocalBackend]:
-    """Run the local backend; what it keeps on disk is below `state_dir`.
+async def open_local_backend(state_dir: Path, *, own_ports: Collection[int] = ()) -> AsyncGenerator[LocalBackend]:
+    """Run the local backend; what it keeps on disk is below `state_dir`, which shows in no sandbox.
+
+    With network `host`, sandboxes cannot connect to `own_ports` of this machine's loopback.
 
     On leaving, every sandbox has ended and nothing of it is left.
 
@@ -279,14 +281,14 @@ async def open_local_backend(state_dir: Path) -> AsyncGenerator[LocalBackend]:
     async with open_spawner(_KIND, settings) as client:
         groups = Groups(places, client.facts["cgroups"])
         unified = [Path(f) for p, f in zip(places, client.facts["cgroups"], strict=True) if p.version == 2]
-        yield LocalBackend(client, groups, state_dir=state_dir, metadata_blocked=_block_metadata(unified))
+        yield LocalBackend(client, groups, state_dir=state_dir, metadata_blocked=_block_metadata(unified, own_ports))
 
 
-def _block_metadata(unified: list[Path]) -> str | None:
+def _block_metadata(unified: list[Path], own_ports: Collection[int]) -> str | None:
     if not unified:
         return "no cgroup v2 that we may write to"
     try:
-        metadata_block.attach(unified[0])
+        metadata_block.attach(unified[0], own_ports=own_ports)
     except BackendUnavailable as error:
         return str(error)
     return None

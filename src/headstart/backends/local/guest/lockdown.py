@@ -30,7 +30,6 @@ def lock_down(plan: dict[str, Any], *, dies_with_parent: bool) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     if dies_with_parent:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if plan["network"] == "host":  # with a network of its own, a sandbox sees no abstract sockets but its own
-        syscalls.scope_abstract_sockets()
+    syscalls.scope_sockets_and_signals()
     if plan["seccomp"]:
         syscalls.install_seccomp(base64.b64decode(plan["seccomp"]))

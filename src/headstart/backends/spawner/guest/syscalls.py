@@ -11,7 +11,7 @@ import signal
 import struct
 
 __all__ = [
-    "can_scope_abstract_sockets",
+    "can_scope_sockets_and_signals",
     "clone",
     "close_all_descriptors_except",
     "drop_all_capabilities",
@@ -23,7 +23,7 @@ __all__ = [
     "open_tree",
     "pivot_root",
     "prctl",
-    "scope_abstract_sockets",
+    "scope_sockets_and_signals",
     "set_title",
     "setns",
     "umount",
@@ -78,7 +78,7 @@ _NR_CLONE, _NR_PIVOT_ROOT, _NR_SETNS, _NR_CAPSET = {
     "aarch64": (220, 41, 268, 91),
 }.get(_MACHINE, (-1, -1, -1, -1))
 _NR_LANDLOCK_CREATE, _NR_LANDLOCK_RESTRICT = 444, 446
-_SCOPES_SINCE, _SCOPE_ABSTRACT_SOCKETS = 6, 0x1
+_SCOPES_SINCE, _SCOPE_SOCKETS_AND_SIGNALS = 6, 0x3
 _NR_OPEN_TREE, _NR_MOVE_MOUNT, _NR_CLOSE_RANGE, _NR_MOUNT_SETATTR = 428, 429, 436, 442  # the same everywhere
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -185,14 +185,14 @@ def forbid_new_privileges() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def scope_abstract_sockets() -> bool:
-    """Cut this process off from abstract Unix sockets made outside of it (Landlock, Linux 6.12).
+def scope_sockets_and_signals() -> bool:
+    """Cut this process and what it starts off from others' abstract Unix sockets and signals (Landlock, Linux 6.12).
 
     Returns whether the kernel can. Needs no_new_privs.
     """
-    if not can_scope_abstract_sockets():
+    if not can_scope_sockets_and_signals():
         return False
-    rules = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)
+    rules = struct.pack("=QQQ", 0, 0, _SCOPE_SOCKETS_AND_SIGNALS)
     ruleset = _call("landlock", _NR_LANDLOCK_CREATE, rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0))
     try:
         _call("landlock", _NR_LANDLOCK_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint(0))
@@ -201,8 +201,8 @@ def scope_abstract_sockets() -> bool:
     return True
 
 
-def can_scope_abstract_sockets() -> bool:
-    """Whether `scope_abstract_sockets` can do something here."""
+def can_scope_sockets_and_signals() -> bool:
+    """Whether `scope_sockets_and_signals` can do something here."""
     return _syscall(ctypes.c_long(_NR_LANDLOCK_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(1)) >= _SCOPES_SINCE
 
 
