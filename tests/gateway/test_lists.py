@@ -14,7 +14,7 @@ from tests.gateway.raw import Raw, frames
 
 from headstart.errors import CatalogueUnavailable
 from headstart.gateway.sessions import ForgetfulMemory
-from headstart.gateway.view import merge, single
+from headstart.gateway.view import Missing, merge, single
 from headstart.ids import ResourceId
 from headstart.runtime.contract import Catalogue, ClientChannel, JsonObject, SessionScope
 from headstart.testing.fake_runtime import FakeRuntime, FakeServer, catalogue_of
@@ -55,6 +55,12 @@ def test_a_tool_that_is_not_listed_is_still_found_by_its_servers_name() -> None:
     target = merge([catalogue_of("git", tools=["status"])]).tool("git__hidden")
     assert target is not None
     assert (target.server, target.name) == ("git", "hidden")
+
+
+def test_a_tool_of_a_server_that_could_not_be_learned_leads_to_it_and_its_error() -> None:
+    target = merge([], [Missing(server=ResourceId("down"), reason="exits at once")]).tool("down__do")
+    assert target is not None
+    assert (target.server, target.name) == ("down", "do")
 
 
 def test_a_uri_is_kept_while_it_is_unique_and_named_by_its_server_when_not() -> None:
@@ -210,7 +216,7 @@ async def test_the_first_list_waits_for_learning_and_tells_progress(opened: Open
     runtime = FakeRuntime([FakeServer(catalogue=catalogue_of("git", tools=["log"])), late])
     async with opened(runtime) as (url, _), Raw.opened(f"{url}/mcp") as raw:
         hello = (await raw.initialize()).json()["result"]
-        assert "# late\nNot available: its tools are still being learned" in hello["instructions"]
+        assert "# late\nNot available: its tools are not known yet" in hello["instructions"]
         assert hello["capabilities"]["prompts"] == {"listChanged": True}
         answers: list[Any] = []
 

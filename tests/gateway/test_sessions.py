@@ -217,6 +217,8 @@ async def test_an_id_is_only_good_for_its_own_principal_and_route(runtime: FakeR
             assert (await mine.ask("tools/list")).status_code == 200
             mine.url = f"{url}/mcp/time"
             assert (await mine.ask("tools/list")).status_code == 404
+            mine.url = f"{url}/s/another/mcp/git"
+            assert (await mine.ask("tools/list")).status_code == 404
             mine.url = f"{url}/mcp/git"
             mine.headers["X-Headstart-Key"] = "b"
             assert (await mine.ask("tools/list")).status_code == 404

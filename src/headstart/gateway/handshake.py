@@ -39,6 +39,7 @@ from headstart.gateway.wire import (
     refuse,
     send_json,
 )
+from headstart.ids import session_named
 from headstart.runtime.contract import JsonObject
 
 __all__ = ["Handshake"]
@@ -174,6 +175,8 @@ class Handshake:
         connection_id = header(http.scope, b"mcp-session-id")
         if connection_id is not None:
             connection = self._sessions.find(connection_id, http.principal, http.server)
+            if connection is not None and http.name is not None and not _is_named(connection, http.name):
+                connection = None
         elif http.name is not None:
             connection = await self._sessions.implicit(
                 principal=http.principal,
@@ -281,6 +284,10 @@ class Handshake:
         elif method != "notifications/initialized":
             await self._methods.notified(connection, method, told)
         return True
+
+
+def _is_named(connection: Connection, name: str) -> bool:
+    return connection.session.id == session_named(connection.session.principal, name)
 
 
 def _session_header(connection: Connection) -> list[tuple[bytes, bytes]]:

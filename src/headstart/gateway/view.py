@@ -136,7 +136,7 @@ class View:
         return self._header_schemas.get(tool)
 
     def tool(self, name: str) -> Target | None:
-        """Find a tool; one that is not listed is still found by its server's prefix."""
+        """Find a tool; one that is not listed is still found by its server's prefix, also of a missing server."""
         return self._named(self._routes.tools, name)
 
     def prompt(self, name: str) -> Target | None:
@@ -180,7 +180,7 @@ class View:
             return Target(self.server, name)
         if (target := routes.get(name)) is not None:
             return target
-        for server in self._catalogues:
+        for server in (*self._catalogues, *(missing.server for missing in self.missing)):
             if name.startswith(f"{server}__"):
                 return Target(server, name[len(server) + 2 :])
         return None
