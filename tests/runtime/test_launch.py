@@ -116,6 +116,23 @@ def test_a_launchers_cache_shows_but_is_not_written(launcher: str, tmp_path: Pat
     assert any(str(home) in value for value in launch.env.values())
 
 
+@pytest.mark.parametrize("launcher", ["npx", "uvx", "pipx"])
+def test_with_a_network_each_package_has_a_cache_that_only_its_learning_fills(launcher: str, tmp_path: Path) -> None:
+    executable(tmp_path / "bin" / launcher)
+    host = HostFacts(search_path=str(tmp_path / "bin"), home=tmp_path / "home", cache=tmp_path / "cache")
+    one = launch_spec(server(launcher, "-y", "pkg-one", network="host"), host)
+    two = launch_spec(server(launcher, "-y", "pkg-two", network="host"), host)
+    assert one.filled is not None
+    assert one.filled.is_relative_to(tmp_path / "cache")
+    assert one.filled.stat().st_mode & 0o777 == 0o700
+    assert one.filled != two.filled
+    modes = {mount.source: mount.mode for mount in one.template.mounts}
+    filling = {mount.source: mount.mode for mount in one.filling.mounts}
+    assert modes[one.filled] is MountMode.OVERLAY
+    assert filling == modes | {one.filled: MountMode.READ_WRITE}
+    assert any(str(one.filled) in value for value in one.template.command.env.values())
+
+
 def test_the_environment_inside_is_the_configs_and_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     spec = launch_spec(server("sh", env={"TOKEN": "t", "MINE": "m"}, session_env=("MINE",)), HostFacts.here())

@@ -9,6 +9,7 @@ its editable installs, the outermost `node_modules`, the caches of `npx` and `uv
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -34,16 +35,20 @@ class HostFacts:
 
     Attributes:
         search_path: Where commands without a slash are looked for.
-        home: Whose `npx` and `uvx` caches are shared.
+        home: Whose `npx` and `uvx` caches are shown.
+        cache: Where caches of our own are kept.
     """
 
     search_path: str = SYSTEM_PATH
     home: Path = Path("/nonexistent")
+    cache: Path = Path("/nonexistent")
 
     @classmethod
     def here(cls) -> HostFacts:
         """Read them from the environment of this process."""
-        return cls(search_path=os.environ.get("PATH", SYSTEM_PATH), home=Path.home())
+        home = Path.home()
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "headstart"
+        return cls(search_path=os.environ.get("PATH", SYSTEM_PATH), home=home, cache=cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ class Launch:
         stamps: Changes when what is installed changes.
         package: `npx mcp-server-x` and the like share a download cache: starts of one
             package must not overlap. None for everything else.
+        filled: The cache that the first start may write to, if there is one.
     """
 
     program: str
@@ -66,6 +72,7 @@ class Launch:
     mounts: tuple[Mount, ...]
     stamps: tuple[str, ...]
     package: str | None
+    filled: Path | None = None
 
 
 def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
@@ -81,17 +88,19 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
     script = _script_argument(program, server)
     if script is not None:
         seen.follow_script(script)
-    env, cache_mounts = _launcher_caches(program, host, offline=server.network == "none")
+    cache = _launcher_cache(program, server, host)
+    cache_mounts = tuple(Mount(source=one, target=one, mode=MountMode.OVERLAY) for one in cache.folders)
     if server.cwd is not None:
         seen.add(server.cwd, MountMode.OVERLAY)
     declared = tuple(Mount(source=m.path, target=m.target or m.path, mode=MountMode(m.mode)) for m in server.mounts)
     return Launch(
         program=str(program),
         path=":".join(dict.fromkeys((*seen.bin_dirs, *SYSTEM_PATH.split(":")))),
-        env=env,
+        env=cache.env,
         mounts=_without_covered((*declared, *seen.mounts(), *cache_mounts)),
         stamps=tuple(sorted(seen.stamps)),
         package=_package(program, server),
+        filled=cache.filled,
     )
 
 
@@ -241,26 +250,62 @@ def _script_argument(program: Path, server: ServerSettings) -> Path | None:
     return path if path.is_file() else None
 
 
-def _launcher_caches(program: Path, host: HostFacts, *, offline: bool) -> tuple[dict[str, str], tuple[Mount, ...]]:
-    """A private home must not download again: the launcher's own cache shows inside, writes stay there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cache:
+    """Where a launcher keeps what it has downloaded.
+
+    Attributes:
+        env: Tells the launcher.
+        folders: What of the host it shows.
+        filled: The one that learning may write to, so that later starts need not download.
+    """
+
+    env: dict[str, str]
+    folders: tuple[Path, ...] = ()
+    filled: Path | None = None
+
+
+def _launcher_cache(program: Path, server: ServerSettings, host: HostFacts) -> _Cache:
+    """A private home must not download again.
+
+    With a network, each package has a cache of its own, which its learning fills: sandboxes
+    of different packages cannot change each other's. Without one, what the user has
+    downloaded by hand is shown. Either way what a sandbox writes stays in it.
+    """
     kind = _launcher(program)
-    if kind == "npx":
-        env = {"npm_config_cache": str(host.home / ".npm"), "npm_config_update_notifier": "false"}
-        env["npm_config_offline" if offline else "npm_config_prefer_offline"] = "true"
-        folders = [host.home / ".npm"]
-    elif kind == "uv":
-        env = {"UV_CACHE_DIR": str(host.home / ".cache/uv")}
-        env |= {"UV_OFFLINE": "1"} if offline else {}
-        env["UV_PYTHON_INSTALL_DIR"] = str(host.home / ".local/share/uv/python")
-        env["UV_TOOL_DIR"] = str(host.home / ".local/share/uv/tools")
-        folders = [host.home / ".cache/uv", host.home / ".local/share/uv"]
-    elif kind == "pipx":
-        env = {"PIPX_HOME": str(host.home / ".local/share/pipx")}
-        folders = [host.home / ".local/share/pipx", host.home / ".local/pipx", host.home / ".cache/pipx"]
-    else:
-        return {}, ()
-    mounts = tuple(Mount(source=f, target=f, mode=MountMode.OVERLAY) for f in folders if f.is_dir())
-    return env, mounts
+    if kind is None:
+        return _Cache(env={})
+    if server.network == "none":
+        return _Cache(env=_cache_env(kind, host.home, offline=True), folders=_user_caches(kind, host.home))
+    name = hashlib.blake2b(str(_package(program, server)).encode(), digest_size=8).hexdigest()
+    own = host.cache / "packages" / f"{kind}-{name}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _Cache(env=_cache_env(kind, own, offline=False), folders=(own,), filled=own)
+
+
+def _cache_env(kind: str, home: Path, *, offline: bool) -> dict[str, str]:
+    match kind:
+        case "npx":
+            mode = "npm_config_offline" if offline else "npm_config_prefer_offline"
+            return {"npm_config_cache": str(home / ".npm"), "npm_config_update_notifier": "false", mode: "true"}
+        case "uv":
+            env = {
+                "UV_CACHE_DIR": str(home / ".cache/uv"),
+                "UV_PYTHON_INSTALL_DIR": str(home / ".local/share/uv/python"),
+                "UV_TOOL_DIR": str(home / ".local/share/uv/tools"),
+            }
+            return env | {"UV_OFFLINE": "1"} if offline else env
+        case _:
+            return {"PIPX_HOME": str(home / ".local/share/pipx")}
+
+
+def _user_caches(kind: str, home: Path) -> tuple[Path, ...]:
+    names = {
+        "npx": (".npm",),
+        "uv": (".cache/uv", ".local/share/uv"),
+        "pipx": (".local/share/pipx", ".local/pipx", ".cache/pipx"),
+    }
+    return tuple(home / name for name in names[kind] if (home / name).is_dir())
 
 
 def _launcher(program: Path) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -171,11 +171,12 @@ class SandboxLearning:
         return Known(catalogue=as_catalogue(server, spec.digest, seen[-1]), estimate=estimate)
 
     def _order(self, server: ResourceId, principal: PrincipalId, spec: LaunchSpec, seen: list[Lists]) -> Order:
-        key = PreparationKey(principal, spec.digest, PrepareForm.COLD)
+        key = PreparationKey(principal, f"{spec.digest}/learning", PrepareForm.COLD)
+        learned = replace(spec, template=spec.filling)
         return Order(
             sandbox=SandboxId(self.ids.new("learn")),
             server=self.servers.get(server),
-            prepared=lambda: self.preparations.get(key, spec),
+            prepared=lambda: self.preparations.get(key, learned),
             owner=_Nobody(),
             session_env=lambda: spec.session_env,
             package_lock=lambda: self.package_lock(spec.package),

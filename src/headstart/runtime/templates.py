@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headstart.backends.contract import Command, Limits, Network, Template
+from headstart.backends.contract import Command, Limits, MountMode, Network, Template
 from headstart.config.model import ServerSettings
 from headstart.errors import ServerUnavailable
 from headstart.runtime.launch import HostFacts, find_launch
@@ -28,12 +28,23 @@ class LaunchSpec:
         digest: Of everything that decides what the server says.
         package: Whose starts must not overlap (`npx`, `uvx`), or None.
         session_env: The part of the environment that belongs to one session.
+        filled: The launcher's cache that learning fills, if there is one.
     """
 
     template: Template
     digest: str
     package: str | None
     session_env: dict[str, str]
+    filled: Path | None = None
+
+    @property
+    def filling(self) -> Template:
+        """The template for learning: what its launcher downloads stays for later starts."""
+        mounts = [
+            replace(mount, mode=MountMode.READ_WRITE) if mount.source == self.filled else mount
+            for mount in self.template.mounts
+        ]
+        return replace(self.template, mounts=tuple(mounts))
 
 
 def launch_spec(server: ServerSettings, host: HostFacts) -> LaunchSpec:
@@ -65,6 +76,7 @@ def launch_spec(server: ServerSettings, host: HostFacts) -> LaunchSpec:
         template=template,
         digest=_digest(template, server, launch.stamps),
         package=launch.package,
+        filled=launch.filled,
         session_env={name: server.env[name] for name in server.session_env if name in server.env},
     )
 
