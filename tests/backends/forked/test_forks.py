@@ -164,7 +164,7 @@ async def test_what_a_fork_started_ends_with_it(tmp_path: Path, kind: str) -> No
         before = (await backend.leftovers()).processes
         sandbox: RunningSandbox = await backend.start(prepared, identity("sb-1"))
         await sandbox.run(Command(argv=("sh", "-c", "(setsid sleep 1000 </dev/null >/dev/null 2>&1 &)")))
-        assert (await backend.leftovers()).processes == before + 3  # init, server, sleep
+        assert (await backend.leftovers()).processes >= before + 3  # init, server, sleep
         await sandbox.aclose()
         left = await backend.leftovers()
         assert (left.processes, left.cgroups <= 1) == (before, True)

@@ -255,6 +255,8 @@ class LocalBackend:
 
     async def leftovers(self) -> Leftovers:
         """Count what the spawner has started (parked processes apart), and what is on disk."""
+        if self._client.is_gone:
+            return Leftovers(cgroups=self._groups.count(""), directories=int(self._run.exists()))
         counted = await self._client.count()
         folders = [entry for entry in self._run.iterdir() if entry.is_dir() and entry.name != _STAGING]
         groups = counted["groups"] + self._groups.count(_FORK_PREFIX)

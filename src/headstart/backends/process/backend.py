@@ -153,8 +153,10 @@ class ProcessBackend:
 
     async def leftovers(self) -> Leftovers:
         """Count the spawner's descendants and the sandboxes' folders."""
+        if self._client.is_gone:
+            return Leftovers(directories=int(self._run.exists()))
         counted = await self._client.count()
-        folders = [entry for entry in self._run.iterdir() if entry.is_dir()] if self._run.exists() else []
+        folders = [entry for entry in self._run.iterdir() if entry.is_dir()]
         return Leftovers(processes=counted["processes"], directories=len(folders))
 
 

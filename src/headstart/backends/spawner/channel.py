@@ -192,6 +192,7 @@ class Channel:
         self._link.stop_sending()
         with anyio.move_on_after(_END_TIMEOUT_S, shield=True):
             await anyio.wait_readable(init)
+            await self.lost.wait()
             return
         signal.pidfd_send_signal(init, signal.SIGKILL)
         with anyio.move_on_after(_END_TIMEOUT_S, shield=True):

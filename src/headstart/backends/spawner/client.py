@@ -74,6 +74,11 @@ class SpawnerClient:
         self.facts: Mapping[str, Any] = {}
         """What the kind told when it was ready."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the spawner has ended, or no longer listens to us."""
+        return self._gone
+
     async def prepare(self, template: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make a template ready.
 
@@ -86,9 +91,11 @@ class SpawnerClient:
         await self._request({"op": "release", "template": template})
 
     async def count(self) -> Mapping[str, int]:
-        """Return how many `processes` and control `groups` there are, what is parked apart; 0 once the spawner is gone."""
-        if self._gone:
-            return {"processes": 0, "groups": 0}
+        """Return how many `processes` and control `groups` there are, what is parked apart.
+
+        Raises:
+            BackendError: The spawner is gone (and with it, all processes).
+        """
         return await self._request({"op": "count"})
 
     async def start(self, sandbox: SandboxId, template: str, order: Mapping[str, Any]) -> Started:
