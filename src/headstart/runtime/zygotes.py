@@ -172,7 +172,7 @@ async def _choose(template: Template, check: FormCheck, known: dict[str, Any]) -
     forked, prepared = await _prove(replace(template, preload=preload), check, cold)
     return CheckedForm(
         form=PrepareForm.ZYGOTE,
-        reason=_praise(recording, modules),
+        reason=_praise(recording, report, modules),
         preload=preload,
         zygote_start_s=forked.start_s,
         zygote_cpu_s=forked.usage.cpu_s,
@@ -196,10 +196,11 @@ async def _record(template: Template, check: FormCheck, plan: EntryPlan) -> tupl
         return trial.taken, trial
 
 
-def _praise(recording: Recording, modules: Sequence[str]) -> str:
+def _praise(recording: Recording, report: PreloadReport, modules: Sequence[str]) -> str:
     later = len(recording.modules) - len(modules)
     rest = f", imports {later} after the fork" if later else ""
-    return f"forks with {len(modules)} modules imported{rest}; answers as a cold start does"
+    held = "" if report.pools_restorable else "; native thread pools stay at one thread (cure: install threadpoolctl)"
+    return f"forks with {len(modules)} modules imported{rest}; answers as a cold start does{held}"
 
 
 async def _audit_without_threads(

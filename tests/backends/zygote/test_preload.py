@@ -132,6 +132,14 @@ async def test_a_pool_gets_its_threads_back_in_the_fork(tmp_path: Path) -> None:
         assert await running.output(env={**os.environ, "OMP_NUM_THREADS": "2"}) == "2\n"
 
 
+async def test_a_pool_gets_its_threads_back_without_threadpoolctl_too(tmp_path: Path) -> None:
+    pytest.importorskip("numpy", reason="numpy is not installed")
+    script_in(tmp_path, "raise ImportError('not here')", "threadpoolctl.py")
+    source = "import os, numpy; a = numpy.ones((300, 300)); a @ a; print(len(os.listdir('/proc/self/task')))"
+    async with zygote(script_in(tmp_path, source), modules=["numpy"]) as running:
+        assert await running.output(env={**os.environ, "OMP_NUM_THREADS": "2"}) == "2\n"
+
+
 async def test_a_list_of_modules_longer_than_a_packet_arrives(tmp_path: Path) -> None:
     many = [f"no_such_module_{number}_{'x' * 60}" for number in range(3_000)]
     report = await audit(tmp_path, "", *many)

@@ -15,6 +15,7 @@ fork copies only the thread that forks; the server widens them again (`fresh.py`
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import importlib
 import os
@@ -122,7 +123,7 @@ def _preload(message: wire.Message) -> tuple[fork.Preloaded, wire.Message]:
     with _threads_held(), _dressed_as(job), fresh.captured_output() as output, _collector_paused(), watch:
         failed = _import_all(message["modules"], watch)
     pools = facts.threaded_libraries()
-    widen_pools = _pool_control() if pools else None
+    widen_pools = _pool_control(pools) if pools else None
     enter = confinement.load(message["confine"]) if message.get("confine") else _stay
     preloaded = fork.Preloaded(
         mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),
@@ -198,12 +199,26 @@ def _collector_paused() -> Generator[None]:
         gc.enable()
 
 
-def _pool_control() -> Callable[..., Any] | None:
-    """Return threadpoolctl's `threadpool_limits`, or None where the program does not have it."""
+def _pool_control(libraries: Sequence[str]) -> Callable[..., Any] | None:
+    """Return what widens the thread pools again: threadpoolctl, or the libraries' own functions, or None."""
     try:
         return importlib.import_module("threadpoolctl").threadpool_limits
     except ImportError:
-        return None
+        setters = [setter for path in libraries for setter in _pool_setters(path)]
+
+    def widen(limits: int) -> None:
+        for setter in setters:
+            setter(limits)
+
+    return widen if setters else None
+
+
+def _pool_setters(path: str) -> list[Callable[[int], Any]]:
+    """Find the functions of an OpenBLAS (numpy's wheels rename them) or OpenMP library that set its threads."""
+    library = ctypes.CDLL(path)
+    names = ["omp_set_num_threads"] if "omp" in os.path.basename(path) else []
+    names += [f"{before}openblas_set_num_threads{after}" for before in ("", "scipy_") for after in ("", "64_", "_64")]
+    return [getattr(library, name) for name in names if hasattr(library, name)]
 
 
 def _stay(_plan: dict[str, Any]) -> None:
