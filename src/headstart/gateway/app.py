@@ -19,7 +19,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from headstart.clock import Clock, SystemClock
-from headstart.gateway.exchange import Http, Parts
+from headstart.gateway.exchange import Attendance, Http, Parts
 from headstart.gateway.handshake import Handshake
 from headstart.gateway.methods import Methods
 from headstart.gateway.modern import Modern
@@ -192,10 +192,16 @@ async def open_gateway(
     methods = Methods(runtime, views)
     sign_in = SignIn(remotes or {})
     parts = Parts(
-        sessions=sessions, methods=methods, views=views, sign_in=sign_in, requests_at_once=options.requests_at_once
+        sessions=sessions,
+        methods=methods,
+        views=views,
+        sign_in=sign_in,
+        attendance=Attendance(),
+        requests_at_once=options.requests_at_once,
     )
     handshake = Handshake(parts)
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parts.attendance.break_silences)
         tasks.start_soon(_sweep, sessions, min(30.0, options.sessions.idle_s / 4))
         modern = Modern(parts, ParkedCalls(tasks))
         try:

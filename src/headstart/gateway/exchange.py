@@ -1,9 +1,9 @@
 """One HTTP exchange with a client: what both protocol eras do alike.
 
-The work runs beside an *attendant* that watches the client: when it leaves, the work is
-cancelled (nobody can receive the result, there is no replay), and when the work stays
-silent for long, the client hears a comment line, so that nothing between them takes the
-connection for dead.
+The work runs beside a watch on the client: when it leaves, the work is cancelled (nobody
+can receive the result, there is no replay). When the work stays silent for long, the
+client hears a comment line, so that nothing between them takes the connection for dead;
+one task does that for all, because most requests are over before a timer is worth setting.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from headstart.gateway.wire import Receive, Scope, Send, header, refuse
 from headstart.ids import PrincipalId, ResourceId
 
 __all__ = [
+    "Attendance",
     "Http",
     "Parts",
     "answer_request",
-    "attended",
     "finish",
     "is_request_id",
     "refuse_for_now",
@@ -38,8 +38,9 @@ __all__ = [
     "welcome",
 ]
 
-SILENCE_S: Final = 15.0
-"""How long a reply may be silent before it turns into a stream of comment lines."""
+SILENCE_S: Final = 25.0
+"""A reply that is silent for once or twice as long turns into a stream of comment lines; not
+earlier, because clients take larger results as plain JSON than as an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class Parts:
     methods: Methods
     views: Views
     sign_in: SignIn
+    attendance: Attendance
     requests_at_once: int
 
 
@@ -87,22 +89,41 @@ def wants_stream(scope: Scope) -> tuple[bool, bool]:
     )
 
 
-async def attended(receive: Receive, reply: Reply, work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work` until it ends or the client leaves."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_attend, receive, reply, tasks.cancel_scope)
-        await work()
-        tasks.cancel_scope.cancel()
+class Attendance:
+    """Watches the clients of all open replies."""
+
+    def __init__(self) -> None:
+        self._replies: set[Reply] = set()
+
+    async def attended(
+        self, receive: Receive, reply: Reply, work: Callable[[anyio.CancelScope], Awaitable[None]]
+    ) -> None:
+        """Run `work` until it ends, the client leaves, or the scope that it is given is cancelled."""
+        self._replies.add(reply)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_watch, receive, reply, tasks.cancel_scope)
+                await work(tasks.cancel_scope)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._replies.discard(reply)
+
+    async def break_silences(self, every_s: float = SILENCE_S) -> None:
+        """Send a comment line, for ever, on each reply that said nothing since the last round."""
+        while True:
+            await anyio.sleep(every_s)
+            async with anyio.create_task_group() as tasks:
+                tasks.cancel_scope.deadline = anyio.current_time() + every_s  # a client that does not read waits alone
+                for reply in self._replies:
+                    if reply.silent():
+                        tasks.start_soon(reply.ping)
 
 
-async def _attend(receive: Receive, reply: Reply, work: anyio.CancelScope) -> None:
-    while True:
-        with anyio.move_on_after(SILENCE_S):
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            work.cancel()
-            return
-        await reply.ping()
+async def _watch(receive: Receive, reply: Reply, work: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reply.leave()
+    work.cancel()
 
 
 async def answer_request(request: Request, work: Callable[[Request], Awaitable[bytes]]) -> Answer:

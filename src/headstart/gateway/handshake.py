@@ -19,7 +19,6 @@ from headstart.gateway.exchange import (
     Http,
     Parts,
     answer_request,
-    attended,
     finish,
     is_request_id,
     refuse_for_now,
@@ -48,6 +47,7 @@ _DEFAULT_VERSION: Final = "2025-03-26"
 """What a client speaks that sends no version header (the specification says so)."""
 _BATCHING: Final = frozenset({"2024-11-05", "2025-03-26"})
 _BATCH_LIMIT: Final = 100
+_CANCELLED: Final = refused(REQUEST_CANCELLED, "Request cancelled")
 
 
 class Handshake:
@@ -99,7 +99,7 @@ class Handshake:
         reply = Reply(http.send, can_stream=True, headers=_session_header(connection))
         await reply.ping()  # commits the headers, so that the client knows that it is heard
 
-        async def forward() -> None:
+        async def forward(_: anyio.CancelScope) -> None:
             if connection.stale:
                 await announce_changes(connection, self._views)
             async for message in stream.messages():
@@ -108,7 +108,7 @@ class Handshake:
 
         with self._sessions.serving(connection):
             try:
-                await attended(http.receive, reply, forward)
+                await self._parts.attendance.attended(http.receive, reply, forward)
             finally:
                 stream.close()
                 if stream in connection.outboxes:
@@ -150,7 +150,7 @@ class Handshake:
         reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
         request = Request(connection, "initialize", params, Voice(connection, params, reply))
 
-        async def work() -> None:
+        async def work(_: anyio.CancelScope) -> None:
             answer = await answer_request(request, self._initialized)
             if answer.error_code is not None:
                 reply.headers.clear()
@@ -158,7 +158,7 @@ class Handshake:
             await finish(self._parts, http, reply, answer, request_id)
 
         with self._sessions.serving(connection):
-            await attended(http.receive, reply, work)
+            await self._parts.attendance.attended(http.receive, reply, work)
 
     async def _initialized(self, request: Request) -> bytes:
         connection = request.connection
@@ -208,14 +208,15 @@ class Handshake:
             return
         reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
 
-        async def work() -> None:
-            answer = await self._answer(connection, message, reply)
-            if answer.error_code == REQUEST_CANCELLED:
-                await reply.ping()  # a stream: the official client takes a late event, but trips over a late body
+        async def work(scope: anyio.CancelScope) -> None:
+            answer = await self._answer(connection, message, reply, scope)
             await finish(self._parts, http, reply, answer, message["id"])
 
         with self._sessions.serving(connection):
-            await attended(http.receive, reply, work)
+            await self._parts.attendance.attended(http.receive, reply, work)
+            if not reply.over:  # cancelled by the client, which still reads
+                await reply.ping()  # a stream: the official client takes a late event, but trips over a late body
+                await finish(self._parts, http, reply, _CANCELLED, message["id"])
 
     async def _batch(self, http: Http, connection: Connection, messages: Sequence[object], *, can_stream: bool) -> None:
         objects = [found for found in map(json_object, messages) if found is not None]
@@ -237,18 +238,23 @@ class Handshake:
         answers: dict[int, bytes] = {}
 
         async def one(index: int, message: JsonObject) -> None:
-            answers[index] = (await self._answer(connection, message, reply)).message(message["id"])
+            answers[index] = _CANCELLED.message(message["id"])
+            with anyio.CancelScope() as scope:
+                answers[index] = (await self._answer(connection, message, reply, scope)).message(message["id"])
 
-        async def work() -> None:
+        async def work(_: anyio.CancelScope) -> None:
             async with anyio.create_task_group() as tasks:
                 for index, message in enumerate(requests):
                     tasks.start_soon(one, index, message)
             await reply.finish(b"[%b]" % b",".join(answers[index] for index in sorted(answers)))
 
         with self._sessions.serving(connection):
-            await attended(http.receive, reply, work)
+            await self._parts.attendance.attended(http.receive, reply, work)
 
-    async def _answer(self, connection: Connection, message: JsonObject, reply: Reply) -> Answer:
+    async def _answer(
+        self, connection: Connection, message: JsonObject, reply: Reply, scope: anyio.CancelScope
+    ) -> Answer:
+        """Answer one request; cancelling it cancels `scope`."""
         request_id, method, params = message["id"], message["method"], message.get("params")
         if not is_request_id(request_id) or not isinstance(method, str):
             return refused(INVALID_REQUEST, "a request needs a method and a string or integer id", status=400)
@@ -256,15 +262,12 @@ class Handshake:
             return refused(INVALID_PARAMS, "params must be an object")
         given = cast("JsonObject", params or {})
         request = Request(connection, method, given, Voice(connection, given, reply))
-        scope = anyio.CancelScope()
         connection.in_flight[request_id] = scope
         try:
-            with scope:
-                return await answer_request(request, self._methods.answer)
+            return await answer_request(request, self._methods.answer)
         finally:
             if connection.in_flight.get(request_id) is scope:
                 del connection.in_flight[request_id]
-        return refused(REQUEST_CANCELLED, "Request cancelled")
 
     async def _one_way(self, connection: Connection, message: JsonObject) -> bool:
         """Take a notification, or the answer to a server's question."""

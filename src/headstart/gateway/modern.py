@@ -34,7 +34,6 @@ from headstart.gateway.exchange import (
     Http,
     Parts,
     answer_request,
-    attended,
     finish,
     is_request_id,
     refuse_for_now,
@@ -106,19 +105,19 @@ class Modern:
         voice = Voice(connection, message["params"], reply, capabilities=capabilities)
         request = Request(connection, message["method"], message["params"], voice)
 
-        async def work() -> None:
-            answer = await self._answered(http, request, message["id"])
+        async def work(scope: anyio.CancelScope) -> None:
+            key = f"#{next(_KEYS)}"  # clients of one credential may use the same ids
+            connection.in_flight[key] = scope
+            try:
+                answer = await self._answered(http, request, message["id"])
+            finally:
+                del connection.in_flight[key]
             if answer.error_code is not None and answer.status == 200:
                 answer = replace(answer, status=ERROR_CODE_HTTP_STATUS.get(answer.error_code, 200))
             await finish(self._parts, http, reply, answer, message["id"])
 
-        key = f"#{next(_KEYS)}"
-        with self._sessions.serving(connection), anyio.CancelScope() as scope:
-            connection.in_flight[key] = scope
-            try:
-                await attended(http.receive, reply, work)
-            finally:
-                connection.in_flight.pop(key, None)
+        with self._sessions.serving(connection):
+            await self._parts.attendance.attended(http.receive, reply, work)
 
     async def _answered(self, http: Http, request: Request, request_id: object) -> Answer:
         match request.method:

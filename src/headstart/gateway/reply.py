@@ -29,16 +29,31 @@ class Reply:
 
     def __init__(self, send: Send, *, can_stream: bool, headers: list[tuple[bytes, bytes]]) -> None:
         self.can_stream = can_stream
-        self._send = send
         self.headers = headers
-        self._streaming = False
+        self._send = send
+        self._turn: anyio.Lock | None = None  # made with the stream; a plain answer needs none
         self._finished = False
-        self._turn = anyio.Lock(fast_acquire=True)
+        self._left = False
+        self._spoken = True
 
     @property
     def open(self) -> bool:
         """Something can still be said on it."""
-        return self.can_stream and not self._finished
+        return self.can_stream and not self.over
+
+    @property
+    def over(self) -> bool:
+        """It is finished, or nobody is there to hear it."""
+        return self._finished or self._left
+
+    def leave(self) -> None:
+        """Note that the client has gone."""
+        self._left = True
+
+    def silent(self) -> bool:
+        """Tell whether nothing was said since this was last asked."""
+        silent, self._spoken = not self._spoken, False
+        return silent
 
     async def say(self, message: bytes) -> bool:
         """Send a message ahead of the result; False if this reply cannot carry it."""
@@ -55,16 +70,19 @@ class Reply:
     async def finish(self, message: bytes, *, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Send the result and close. The status counts only if nothing was streamed before."""
         self._finished = True
+        if self._turn is None:
+            await send_json(self._send, status, message, headers=[*self.headers, *headers])
+            return
         async with self._turn:
-            if self._streaming:
-                await send_body(self._send, sse_frame(message) if message else b"")
-            else:
-                await send_json(self._send, status, message, headers=[*self.headers, *headers])
+            await send_body(self._send, sse_frame(message) if message else b"")
 
     async def _write(self, frame: bytes) -> None:
+        self._spoken = True
+        first = self._turn is None
+        if self._turn is None:
+            self._turn = anyio.Lock(fast_acquire=True)
         async with self._turn:
-            if not self._streaming:
-                self._streaming = True
+            if first:
                 lines = [*SSE_HEADERS, *self.headers]
                 await self._send({"type": "http.response.start", "status": 200, "headers": lines})
             await send_body(self._send, frame, last=False)
