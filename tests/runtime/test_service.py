@@ -11,12 +11,18 @@ from mcp.shared.exceptions import MCPError
 
 from headstart.backends.contract import Capabilities, Identity, Leftovers, Prepared, RunningSandbox, Template
 from headstart.backends.process import open_process_backend
+from headstart.clock import SystemClock
+from headstart.config.model import PoolMode, PoolSettings
+from headstart.core.events import Instruction
+from headstart.core.stream import GenerationStarted, TextArrived, ToolCallOpened
 from headstart.errors import SandboxLost
-from headstart.ids import LOCAL_PRINCIPAL
+from headstart.ids import LOCAL_PRINCIPAL, GenerationId, PrincipalId
 from headstart.runtime.contract import JsonObject
 from headstart.runtime.service import Service
+from headstart.testing.fake_backend import FakeBackend
+from headstart.testing.fake_mcp import ScriptedServer, ScriptedTool
 
-from .conftest import NOTES, OpenService, RecordingChannel, call, scope, stdio_server, text_of
+from .conftest import NOTES, OpenService, RecordingChannel, call, scope, scripted, stdio_server, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -203,3 +209,63 @@ async def test_a_thousand_sessions_that_are_abandoned_leave_nothing(open_service
             await service.close_session(scope(f"ses-{number}").session, reason="idle")
         found = await service.statistics()
     assert (found.sessions, len(found.sandboxes)) == (0, 0)
+
+
+async def test_what_a_model_begins_to_call_is_warm_before_it_calls(open_service: OpenService, tmp_path: Path) -> None:
+    script = ScriptedServer(tools=(ScriptedTool(name="read"),))
+    generation = GenerationId("gen_1")
+    clock = SystemClock()
+    pool = PoolSettings(mode=PoolMode.PREDICTIVE, zygotes=False)
+    async with (
+        FakeBackend(programs={"mcp-notes": script.program}) as backend,
+        open_service(scripted("notes", tmp_path), backend=backend, pool=pool) as service,
+    ):
+        await service.catalogue(NOTES, scope())
+        service.open_session(scope())
+        started = GenerationStarted(
+            at_s=clock.monotonic_s(), generation=generation, principal=LOCAL_PRINCIPAL, session=scope().session
+        )
+        service.observe(started)
+        opened = ToolCallOpened(at_s=clock.monotonic_s(), generation=generation, index=0, tool="notes__read")
+        service.observe(opened)
+        with anyio.fail_after(5):
+            while not any(one.ready for one in (await service.statistics()).sandboxes):
+                await anyio.lowlevel.checkpoint()
+        before = len(backend.starts)
+        await service.request(scope(), NOTES, "tools/call", call("read"), RecordingChannel())
+        trace = await service.trace("ses")
+        assert len(backend.starts) == before
+    assert trace is not None
+    assert [(one.predictor, one.won) for one in trace.preparations] == [("tool-name", True)]
+    assert (trace.summary.cold_calls, trace.summary.waited_s) == (0, 0.0)
+
+
+async def test_a_shared_server_is_shared_within_a_principal_only(open_service: OpenService, tmp_path: Path) -> None:
+    script = ScriptedServer(tools=(ScriptedTool(name="read"),))
+    async with (
+        FakeBackend(programs={"mcp-notes": script.program}) as backend,
+        open_service(scripted("notes", tmp_path, shared=True), backend=backend) as service,
+    ):
+        for name, principal in (("a1", "ann"), ("a2", "ann"), ("b1", "bob")):
+            asker = scope(name, principal=PrincipalId(principal))
+            await service.request(asker, NOTES, "tools/call", call("read"), RecordingChannel())
+        users = {(one.principal, one.sessions) for one in (await service.statistics()).sandboxes}
+    assert users == {("ann", ("a1", "a2")), ("bob", ("b1",))}
+
+
+async def test_what_a_broken_stream_of_events_does_to_the_broker_never_reaches_the_proxy(
+    open_service: OpenService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        FakeBackend() as backend,
+        open_service(scripted("notes", tmp_path), backend=backend) as service,
+    ):
+
+        def broken(event: object) -> list[Instruction]:
+            raise RuntimeError("a bug")
+
+        handle, service.broker.handle = service.broker.handle, broken  # pyright: ignore[reportAttributeAccessIssue]
+        service.observe(TextArrived(at_s=1.0, generation=GenerationId("gen_1"), text="x"))
+        service.broker.handle = handle  # pyright: ignore[reportAttributeAccessIssue]
+        assert (await service.statistics()).events_broken == 1
+    assert "the broker could not handle TextArrived" in caplog.text

@@ -9,9 +9,10 @@ is made once. Only what our own frozen records use is supported; anything else i
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, NewType, cast
 
@@ -24,10 +25,36 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 class RecordCodec:
-    """Encodes records of the given classes as `{"e": class name, …fields}`, defaults left out."""
+    """Encodes records of the given classes as `{"e": class name, …fields}`, defaults left out.
 
-    def __init__(self, classes: Iterable[type]) -> None:
-        self._plans = {cls.__name__: _Plan(cls) for cls in classes}
+    `line` writes the JSON text itself: the journal takes every token of every stream, and a
+    dictionary in between costs three times as much.
+
+    Args:
+        classes: What can be encoded.
+        secret: By class, the text fields that `line` can replace.
+        hide: What takes a secret field's place.
+    """
+
+    def __init__(
+        self,
+        classes: Iterable[type],
+        *,
+        secret: Mapping[type, tuple[str, ...]] | None = None,
+        hide: _Convert | None = None,
+    ) -> None:
+        known = tuple(classes)
+        hidden = secret or {}
+        self._plans = {cls.__name__: _Plan(cls) for cls in known}
+        self._lines = {cls.__name__: _LinePlan(cls) for cls in known}
+        self._hidden_lines = {
+            cls.__name__: _LinePlan(cls, secret=hidden.get(cls, ()), hide=hide or _same) for cls in known
+        }
+
+    def line(self, record: object, *, hiding: bool = False) -> str:
+        """Return the record as JSON text; `hiding` replaces its secret fields."""
+        plans = self._hidden_lines if hiding else self._lines
+        return plans[type(record).__name__].line(record)
 
     def encode(self, record: object) -> dict[str, Json]:
         name = type(record).__name__
@@ -69,6 +96,58 @@ class _Plan:
 
     def decode(self, fields: dict[str, Json]) -> object:
         return self._cls(**{name: self._read[name](value) for name, value in fields.items()})
+
+
+class _LinePlan:
+    """How one class is written as text."""
+
+    def __init__(self, cls: type, *, secret: tuple[str, ...] = (), hide: _Convert | None = None) -> None:
+        hints = typing.get_type_hints(cls)
+        self._head = f'{{"e":"{cls.__name__}"'
+        self._fields = [
+            (
+                field.name,
+                field.default,
+                f'"{field.name}":',
+                _hiding(hide) if field.name in secret and hide is not None else _text_writer(hints[field.name]),
+            )
+            for field in dataclasses.fields(cls)
+        ]
+
+    def line(self, record: object) -> str:
+        parts = [self._head]
+        for name, default, label, write in self._fields:
+            value = getattr(record, name)
+            if value is not default and value != default:
+                parts.append(label + write(value))
+        return ",".join(parts) + "}"
+
+
+def _hiding(hide: _Convert) -> Callable[[Any], str]:
+    def hidden(value: Any) -> str:
+        shown = hide(value)
+        return json.encoder.encode_basestring_ascii(shown) if isinstance(shown, str) else json.dumps(shown)
+
+    return hidden
+
+
+def _text_writer(hint: Any) -> Callable[[Any], str]:
+    while isinstance(hint, NewType):
+        hint = hint.__supertype__
+    if hint is str:
+        return json.encoder.encode_basestring_ascii
+    if hint is float:
+        return _number_text
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        texts = {member: json.dumps(member.value) for member in hint}
+        return texts.__getitem__
+    write, _ = _converters(hint)
+    return lambda value: json.dumps(write(value), separators=(",", ":"))
+
+
+def _number_text(value: Any) -> str:
+    text = repr(value)
+    return text if text[-1].isdigit() else json.dumps(value)  # infinity has a spelling of its own
 
 
 def _converters(hint: Any) -> tuple[_Convert, _Convert]:

@@ -46,9 +46,9 @@ __all__ = [
     "JournalUnreadable",
     "decode",
     "encode",
+    "encode_redacted",
     "open_journal",
     "read",
-    "redact",
     "replay",
 ]
 
@@ -123,12 +123,16 @@ Entry = Event | LearnedBefore | Forgot
 """All that goes into the broker."""
 
 _HEADER = RecordCodec([Header])
-_ENTRIES = RecordCodec(get_args(Entry))
 
 
 def encode(event: Entry) -> bytes:
     """Return the event as one line, without its newline."""
-    return _line(_ENTRIES.encode(event))
+    return _ENTRIES.line(event).encode("ascii")
+
+
+def encode_redacted(event: Entry) -> bytes:
+    """Return the line of the event with what people, models and servers wrote replaced by digest and length."""
+    return _ENTRIES.line(event, hiding=True).encode("ascii")
 
 
 def decode(line: bytes) -> Entry:
@@ -141,14 +145,6 @@ def decode(line: bytes) -> Entry:
     if not isinstance(fields, dict):
         raise ValueError("not an event: no JSON object")  # noqa: TRY004 one kind of error for one kind of fault
     return cast("Entry", _ENTRIES.decode(cast("dict[str, Any]", fields)))
-
-
-def redact(event: Entry) -> Entry:
-    """Replace what people, models and servers wrote by digest and length."""
-    names = _SECRET_FIELDS.get(type(event))
-    if names is None:
-        return event
-    return dataclasses.replace(event, **{name: _digested(getattr(event, name)) for name in names})
 
 
 class Journal:
@@ -217,8 +213,8 @@ class Journal:
     # ------------------------------------------------------------ in the writer's thread
 
     def _write(self, batch: deque[Entry], drops: int) -> None:
-        full = self._header.mode == "full"
-        lines = [encode(event if full else redact(event)) for event in batch]
+        write = encode if self._header.mode == "full" else encode_redacted
+        lines = [write(event) for event in batch]
         if drops:
             lines.append(_line({"dropped": drops}))
         file = self._open_part()
@@ -354,3 +350,6 @@ def _digested(value: object) -> Any:
         return text
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"#{digest}:{len(text)}"
+
+
+_ENTRIES = RecordCodec(get_args(Entry), secret=_SECRET_FIELDS, hide=_digested)
