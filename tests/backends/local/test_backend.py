@@ -377,7 +377,9 @@ async def test_the_service_killed_in_the_middle_of_a_load_leaves_nothing(
             while _processes_with(marker):  # noqa: ASYNC110  the kernel tells no event
                 await anyio.sleep(0.01)
     async with backend_in(tmp_path) as backend:
-        assert len(list((tmp_path / "local").glob("run-*"))) == 1
+        with anyio.fail_after(5):  # the killed one's spawner may still be removing its own
+            while len(list((tmp_path / "local").glob("run-*"))) > 1:  # noqa: ASYNC110  the kernel tells no event
+                await anyio.sleep(0.01)
         assert await backend.leftovers() == Leftovers()
         own = next((tmp_path / "local").glob("run-*")).name
     assert not [group for group in _groups_of(spawners) if own not in group]

@@ -184,7 +184,9 @@ async def test_the_service_killed_in_the_middle_of_a_load_leaves_no_process(tmp_
             while _processes_with(marker):  # noqa: ASYNC110  the kernel tells no event
                 await anyio.sleep(0.01)
     async with open_process_backend(tmp_path) as backend:
-        assert len(list((tmp_path / "process").glob("run-*"))) == 1
+        with anyio.fail_after(5):  # the killed one's spawner may still be removing its own
+            while len(list((tmp_path / "process").glob("run-*"))) > 1:  # noqa: ASYNC110  the kernel tells no event
+                await anyio.sleep(0.01)
         assert await backend.leftovers() == Leftovers()
 
 
