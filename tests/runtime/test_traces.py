@@ -29,6 +29,9 @@ async def test_a_session_can_be_traced_while_open_when_ended_and_after_a_restart
             newest = await service.trace("last")
             await service.close_session(SessionId("one"), reason="left")
             ended = await service.trace("one")
+            await service.request(scope("three"), NOTES, "tools/call", call("read"), RecordingChannel())
+            await service.close_session(SessionId("three"), reason="left")
+            newest_has_ended = await service.trace("last")
             assert await service.trace("nobody") is None
         async with open_service(server, backend=backend) as service:
             restarted = await service.trace("one")
@@ -38,6 +41,8 @@ async def test_a_session_can_be_traced_while_open_when_ended_and_after_a_restart
     assert ended is not None
     assert while_open.steps == ended.steps
     assert newest.session == "two"
+    assert newest_has_ended is not None
+    assert (newest_has_ended.session, newest_has_ended.summary.closed) == ("three", True)
     assert (ended.summary.closed, ended.summary.calls, ended.summary.cold_calls) == (True, 1, 1)
     assert restarted == ended
     assert still_open_then is not None

@@ -57,6 +57,8 @@ class Traces:
         self._source = source
         self._store = store
         self._open: OrderedDict[SessionId, _Open] = OrderedDict()
+        self._newest: SessionId | None = None
+        """Whose the last finished step was, in this run."""
 
     def collect(self) -> None:
         """Take what is finished; sessions that have ended go to the store."""
@@ -66,7 +68,7 @@ class Traces:
             match one:
                 case Step():
                     self._of(one.session).steps.append(one)
-                    self._open.move_to_end(one.session)
+                    self._newest = one.session
                 case Preparation():
                     self._of(one.session).preparations.append(one)
                 case SessionSummary():
@@ -76,12 +78,11 @@ class Traces:
     async def find(self, name: str) -> Trace | None:
         """Return the trace of a session, or of the newest with `last`; None if there is none."""
         self.collect()
-        session = next(reversed(self._open), None) if name == LAST else SessionId(name)
-        if session is not None and session in self._open:
-            summary = self._source.summary(session)
-            if summary is not None:
-                return self._trace(session, summary)
-        found = await self._store.traces(None if name == LAST else SessionId(name))
+        session = self._newest if name == LAST else SessionId(name)
+        summary = self._source.summary(session) if session is not None and session in self._open else None
+        if session is not None and summary is not None:
+            return self._trace(session, summary)
+        found = await self._store.traces(session)
         return _decode(found[0]) if found else None
 
     def save_open(self) -> None:
@@ -95,6 +96,7 @@ class Traces:
     def forget(self, principal: PrincipalId | None) -> None:
         """Drop what is in memory of one principal (None: of all)."""
         self.collect()
+        self._newest = None
         for session, held in list(self._open.items()):
             if principal is None or any(step.principal == principal for step in held.steps):
                 del self._open[session]
