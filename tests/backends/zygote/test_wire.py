@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from headstart.backends.zygote import PreloadReport, Recording
 from headstart.backends.zygote.guest import wire
+from headstart.errors import BackendError
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -18,6 +21,10 @@ def pair() -> Iterator[Pair]:
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with left, right:
         yield left, right
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("size", [0, 100, wire.INLINE_LIMIT_BYTES - 20, wire.INLINE_LIMIT_BYTES + 1, 3_000_000])
@@ -51,8 +58,27 @@ def test_too_much_is_refused_before_anything_is_sent(pair: Pair) -> None:
         wire.receive(pair[1])
 
 
-@pytest.mark.parametrize("packet", [b"inot json", b"i[1]", b"m5", b"x" * 70_000])
-def test_a_strangers_packet_is_an_error(pair: Pair, packet: bytes) -> None:
-    pair[0].send(packet)
+@pytest.mark.parametrize(
+    "packet", [b"inot json", b"i[1]", b"i" + b"[" * 50_000, b"m5", b"mabc", b"m-1", b"m" + b"9" * 5_000, b"x" * 70_000]
+)
+@pytest.mark.parametrize("descriptors", [0, 1])
+def test_a_strangers_packet_is_an_error_and_leaves_no_descriptor(pair: Pair, packet: bytes, descriptors: int) -> None:
+    before = open_descriptors()
+    socket.send_fds(pair[0], [packet], [pair[0].fileno()] * descriptors)
     with pytest.raises(wire.WireError):
         wire.receive(pair[1])
+    assert open_descriptors() == before
+
+
+def test_an_empty_packet_leaves_no_descriptor(pair: Pair) -> None:
+    before = open_descriptors()
+    socket.send_fds(pair[0], [b""], [pair[0].fileno()])
+    assert wire.receive(pair[1]) is None
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("told", [{}, {"modules": 5}, {"threads": None, "failed": [1], "facts": []}])
+@pytest.mark.parametrize("kind", [PreloadReport, Recording])
+def test_a_strangers_report_is_a_backend_error(kind: type[PreloadReport | Recording], told: dict[str, object]) -> None:
+    with pytest.raises(BackendError, match="a guest answered with something else"):
+        kind.parse(told)

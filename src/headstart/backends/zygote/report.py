@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.errors import BackendError
+
 __all__ = ["Facts", "PreloadReport", "Recording"]
+
+
+@contextmanager
+def _expecting(what: str) -> Generator[None]:
+    """Translate what reading a stranger's words may raise: they come from inside a sandbox."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise BackendError(f"a guest answered with something else than {what}: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +66,16 @@ class Recording:
 
     @classmethod
     def parse(cls, told: Mapping[str, Any]) -> Recording:
+        """Read what a recorder said.
+
+        Raises:
+            BackendError: It is no recording.
+        """
+        with _expecting("a recording"):
+            return cls._parse(told)
+
+    @classmethod
+    def _parse(cls, told: Mapping[str, Any]) -> Recording:
         return cls(
             modules=tuple(module["name"] for module in told["modules"]),
             files=tuple(sorted({module["file"] for module in told["modules"] if module["file"].startswith("/")})),
@@ -99,6 +121,16 @@ class PreloadReport:
 
     @classmethod
     def parse(cls, told: Mapping[str, Any]) -> PreloadReport:
+        """Read what a preloader said.
+
+        Raises:
+            BackendError: It is no report.
+        """
+        with _expecting("a preload's report"):
+            return cls._parse(told)
+
+    @classmethod
+    def _parse(cls, told: Mapping[str, Any]) -> PreloadReport:
         threads = tuple(told["threads"])
         return cls(
             failed={entry["name"]: entry["error"] for entry in told["failed"]},

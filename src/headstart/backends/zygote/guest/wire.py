@@ -73,6 +73,8 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     received = fds.tolist()
     if not packet:
+        for fd in received:
+            os.close(fd)
         return None
     try:
         return _decode(packet, received, cut=bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))), received
@@ -85,19 +87,24 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
 def _decode(packet: bytes, fds: list[int], *, cut: bool) -> Message:
     if cut:
         raise WireError("a packet arrived cut")
-    body = packet[1:]
-    if packet[:1] == b"m":
-        if not fds:
-            raise WireError("a long message came without its body")
-        memory = fds.pop(0)
-        try:
-            body = os.pread(memory, min(int(body), BODY_LIMIT_BYTES), 0)
-        finally:
-            os.close(memory)
     try:
-        message = json.loads(body.decode())
-    except ValueError as error:
+        message = json.loads(_body(packet, fds))
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {error}") from error
     if not isinstance(message, dict):
         raise WireError("not a JSON object")
     return message  # pyright: ignore[reportUnknownVariableType] - checked by whoever reads the keys
+
+
+def _body(packet: bytes, fds: list[int]) -> bytes:
+    if packet[:1] != b"m":
+        return packet[1:]
+    if not fds:
+        raise WireError("a long message came without its body")
+    memory = fds.pop(0)
+    try:
+        return os.pread(memory, min(int(packet[1:]), BODY_LIMIT_BYTES), 0)
+    except (OSError, OverflowError) as error:
+        raise WireError(f"a long message's body cannot be read: {error}") from error
+    finally:
+        os.close(memory)
