@@ -37,6 +37,7 @@ class Application:
     asgi: ASGIApp
     backend: Backend
     service: Service
+    gateway: Gateway
 
 
 class _Routes:
@@ -85,6 +86,7 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
                 sessions=SessionLimits(idle_s=service_settings.session_idle_s, cap=service_settings.session_cap)
             ),
             memory=service.session_memory,
+            remotes={server.name: server.url for server in settings.servers if server.url is not None},
             clock=clock,
             ids=ids,
         ) as gateway,
@@ -100,9 +102,9 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
             keys=service_settings.keys,
             allowed_hosts=service_settings.allowed_hosts,
             allowed_origins=service_settings.allowed_origins,
-            self_checked=(CONTROL_PREFIX,),
+            self_checked=(CONTROL_PREFIX, "/.well-known/"),
         )
-        yield Application(guard, backend, service)
+        yield Application(guard, backend, service, gateway)
 
 
 def _principal_of(scope: Scope) -> PrincipalId:

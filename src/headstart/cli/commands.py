@@ -1,17 +1,37 @@
-"""All commands but the stdio shim, put together."""
+"""All commands but the stdio shim, put together.
+
+A command imports what it needs and no other command's needs: `stop` and `status` must not
+wait for the MCP SDK, nor `serve` for the benches.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from headstart import __version__
-from headstart.cli import bench, doctor, env, forget, init, replay, serve, status, stop, trace
 from headstart.cli.terminal import print_error
 from headstart.errors import ConfigError, HeadstartError
 
 __all__ = ["run"]
+
+_MODULES = {
+    "init": "init",
+    "serve": "serve",
+    "env": "env",
+    "status": "status",
+    "trace": "trace",
+    "stop": "stop",
+    "doctor": "doctor",
+    "forget": "forget",
+    "replay-model": "replay",
+    "bench": "bench",
+}
+"""Where each command is, in the order of `--help`."""
 
 app = typer.Typer(
     name="headstart",
@@ -34,19 +54,17 @@ def _root(
         raise typer.Exit
 
 
-app.command("init")(init.init)
-app.command("serve")(serve.serve)
-app.command("env")(env.env)
-app.command("status")(status.status)
-app.command("trace")(trace.trace)
-app.command("stop")(stop.stop)
-app.command("doctor")(doctor.doctor)
-app.command("forget")(forget.forget)
-app.command("replay-model")(replay.replay_model)
-app.add_typer(bench.app, name="bench")
-app.command("mcp", help="Speak MCP over stdio, through the running service (starts one if there is none).")(
-    lambda: None
-)
+def _add(names: Iterable[str]) -> None:
+    for name in names:
+        module = import_module(f"headstart.cli.{_MODULES[name]}")
+        if name == "bench":
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name.replace("-", "_")))
+    # Only for the help: `main` has dispatched the shim before anything was imported here.
+    app.command("mcp", help="Speak MCP over stdio, through the running service (starts one if there is none).")(
+        lambda: None
+    )
 
 
 def run() -> int:
@@ -55,6 +73,8 @@ def run() -> int:
     Returns:
         0; 1 where it failed, 2 where what the user wrote cannot be used.
     """
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    _add([asked] if asked in _MODULES else _MODULES)  # help, and a wrong name, need all
     try:
         app()
     except ConfigError as error:

@@ -70,6 +70,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         if server is not None:
             server.should_exit = True
 
+    port = int(listener.getsockname()[1])
+    settings = replace(settings, service=replace(settings.service, port=port))
     token = secrets.token_urlsafe(32)
     async with open_application(settings, token=token, stop=stop) as application:
         server = _Server(
@@ -82,9 +84,11 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                proxy_headers=False,  # who the client is, is not for the client to say
                 date_header=False,
                 timeout_graceful_shutdown=_GRACE_S,
-            )
+            ),
+            end_streams=application.gateway.drain,
         )
         url = _url(listener)
         file = write_service_file(settings.state_dir, ServiceFile(pid=os.getpid(), url=url, token=token))
@@ -100,7 +104,21 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which would end the process before we have cleaned up."""
+    """uvicorn without its own signal handling, which would end the process before we have cleaned up.
+
+    Args:
+        config: See uvicorn.
+        end_streams: Called when it begins to shut down, so that it need not wait for streams
+            that clients hold open for ever.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, end_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_streams = end_streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end_streams()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
