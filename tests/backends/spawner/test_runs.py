@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,3 +48,17 @@ async def test_the_folder_and_groups_of_a_run_that_was_killed_are_swept(tmp_path
     assert [folder.name for folder in (tmp_path / "base").glob("run-*")] == [run.name]
     assert not group.exists()
     run.remove()
+
+
+def test_empty_groups_of_dead_spawners_are_swept_and_no_others(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    for name in (f"x-run-{dead.pid}-1/2", f"x-run-{os.getpid()}-1/2", f"run-{dead.pid}-1", "x-run-other"):
+        (tmp_path / name).mkdir(parents=True)
+    busy = tmp_path / f"x-run-{dead.pid}-2" / "3"
+    busy.mkdir(parents=True)
+    (busy / "stands for a member").touch()
+    runs.sweep_cgroups(str(tmp_path), "x-")
+    assert {entry.name for entry in tmp_path.iterdir()} == {
+        f"x-run-{os.getpid()}-1", f"run-{dead.pid}-1", "x-run-other", f"x-run-{dead.pid}-2",
+    }  # fmt: skip

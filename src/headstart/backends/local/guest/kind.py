@@ -27,6 +27,7 @@ from headstart.backends.spawner.guest.wire import PeerGone, Wire
 __all__ = ["LocalKind", "make_kind"]
 
 _PARKED = 4
+_GROUP_PREFIX = "headstart-"
 _GROUP_RETRY_S = 0.002
 _REFILL_SOON_S, _REFILL_LATER_S = 0.004, 0.05
 """Attaching holds up every fork on the machine for a moment, so not while a sandbox is starting …"""
@@ -86,7 +87,9 @@ class LocalKind:
         self.facts: dict[str, Any] = {"run": self._run.path, "cgroups": self._groups}
 
     def _make_groups(self, parents: list[str]) -> list[str]:
-        groups = [f"{parent}/headstart-{self._run.name}" for parent in parents]
+        for parent in parents:
+            runs.sweep_cgroups(parent, _GROUP_PREFIX)
+        groups = [f"{parent}/{_GROUP_PREFIX}{self._run.name}" for parent in parents]
         for group in groups:
             self._run.note_cgroup(group)
             os.mkdir(group, 0o755)

@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 
-__all__ = ["Run", "remove_cgroup", "remove_tree"]
+__all__ = ["Run", "remove_cgroup", "remove_tree", "sweep_cgroups"]
 
 _PREFIX = "run-"
 
@@ -121,6 +121,21 @@ def remove_cgroup(path: str, *, patience_s: float = 0.5) -> bool:
             time.sleep(0.002)
         else:
             return True
+
+
+def sweep_cgroups(parent: str, prefix: str) -> None:
+    """Remove empty groups `<prefix>run-<pid>-…` whose spawner is dead, whatever folder its run had.
+
+    Nothing is killed: a group that is in use by a run in another PID namespace is busy and stays.
+    """
+    for name in os.listdir(parent):
+        pid = name[len(prefix + _PREFIX) :].partition("-")[0]
+        if name.startswith(prefix + _PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            for folder, _, _ in os.walk(os.path.join(parent, name), topdown=False):
+                try:
+                    os.rmdir(folder)
+                except OSError:
+                    pass  # busy, or somebody else's sweep was faster
 
 
 def _kill_members(path: str) -> None:
