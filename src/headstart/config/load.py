@@ -200,7 +200,7 @@ def _upstreams(file: HeadstartFile, *, where: str, text: str) -> tuple[Upstream,
         at = f"{where}:{line_in_toml(text, ['upstreams', prefix])}"
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ConfigError(f"{url!r} is not an http(s) URL", where=at, key=f"upstreams.{prefix}")
-        if prefix in {"mcp", "s", "headstart", "v1"} or not _SERVER_NAME.fullmatch(prefix):
+        if prefix in {"mcp", "s", "k", "headstart", "v1"} or not _SERVER_NAME.fullmatch(prefix):
             raise ConfigError(
                 "this prefix is taken or not usable", where=at, key=f"upstreams.{prefix}", hint="choose another word"
             )
