@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli.service_file import NotRunning, ServiceFile, find_service, write_service_file
+from headstart.cli.service_file import NotRunning, ServiceFile, find_service, host_for_url, write_service_file
 
 
 def test_what_is_written_is_found_and_private(tmp_path: Path) -> None:
@@ -37,3 +37,17 @@ def test_a_missing_or_torn_file_means_that_nothing_runs(tmp_path: Path, text: st
     (tmp_path / "service.json").write_text(text)
     with pytest.raises(NotRunning):
         find_service(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("listens_on", "reached_at"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "[::1]"),
+        ("fd00::7", "[fd00::7]"),
+        ("10.0.0.7", "10.0.0.7"),
+    ],
+)
+def test_the_commands_name_an_address_that_the_service_answers_to(listens_on: str, reached_at: str) -> None:
+    assert host_for_url(listens_on) == reached_at

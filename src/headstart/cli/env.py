@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from headstart.cli.agents import AGENTS, Endpoint, instructions
+from headstart.cli.service_file import host_for_url
 from headstart.cli.settings import ConfigOption, StateOption, read_settings
 
 __all__ = ["env"]
@@ -24,6 +25,5 @@ def env(
     """Print what to set for an agent; the lines can be given to `eval`."""
     settings = read_settings(config, state_dir)
     service = settings.service
-    host = f"[{service.host}]" if ":" in service.host else service.host
-    root = f"http://{host}:{service.port}" + (f"/s/{session}" if session else "")
+    root = f"http://{host_for_url(service.host)}:{service.port}" + (f"/s/{session}" if session else "")
     print(instructions(agent, Endpoint(root=root, upstreams=settings.upstreams, key=bool(service.keys))))

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +19,11 @@ import typer
 import uvicorn
 
 from headstart.cli.app import open_application
-from headstart.cli.service_file import ServiceFile, write_service_file
+from headstart.cli.service_file import ServiceFile, host_for_url, write_service_file
 from headstart.cli.settings import ConfigOption, StateOption, read_settings
 from headstart.cli.state import only_one
 from headstart.cli.terminal import say
+from headstart.config.load import check_port_safety
 from headstart.config.model import Settings
 from headstart.errors import ConfigError
 
@@ -49,6 +50,7 @@ def serve(
     settings = read_settings(config, state_dir, mcp_files=tuple(mcp or ()))
     changed = {name: value for name, value in {"host": host, "port": port}.items() if value is not None}
     settings = replace(settings, service=replace(settings.service, **changed))
+    check_port_safety(settings, where="--host" if host is not None else "headstart serve")
     run_service(settings)
 
 
@@ -91,15 +93,16 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             end_streams=application.gateway.drain,
         )
         url = _url(listener)
-        file = write_service_file(settings.state_dir, ServiceFile(pid=os.getpid(), url=url, token=token))
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_stop_on_signal, stop)
-                _announce(settings, url, isolation=application.backend.capabilities.isolation)
-                await server.serve(sockets=[listener])
-                tasks.cancel_scope.cancel()
-        finally:
-            file.unlink(missing_ok=True)
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            file = write_service_file(settings.state_dir, ServiceFile(pid=os.getpid(), url=url, token=token))
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_stop_on_signal, signals, stop)
+                    _announce(settings, url, isolation=application.backend.capabilities.isolation)
+                    await server.serve(sockets=[listener])
+                    tasks.cancel_scope.cancel()
+            finally:
+                file.unlink(missing_ok=True)
     say("headstart: stopped")
 
 
@@ -125,11 +128,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _stop_on_signal(stop: Callable[[], None]) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            say("headstart: stopping")
-            stop()
+async def _stop_on_signal(signals: AsyncIterator[signal.Signals], stop: Callable[[], None]) -> None:
+    async for _ in signals:
+        say("headstart: stopping")
+        stop()
 
 
 def _announce(settings: Settings, url: str, *, isolation: str) -> None:
@@ -161,4 +163,4 @@ def _listening(host: str, port: int) -> Generator[socket.socket]:
 
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{host_for_url(host)}:{port}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headstart.errors import HeadstartError
 
-__all__ = ["NotRunning", "ServiceFile", "find_service", "write_service_file"]
+__all__ = ["NotRunning", "ServiceFile", "find_service", "host_for_url", "write_service_file"]
 
 FILE_NAME = "service.json"
 
@@ -32,6 +32,18 @@ class ServiceFile:
     url: str
     token: str = field(repr=False)
     spawner_pid: int | None = None
+
+
+def host_for_url(host: str) -> str:
+    """Return where a program on this machine reaches a service that listens on `host`.
+
+    "Every address" is no address that one can name: the service's own guard refuses it.
+
+    >>> host_for_url("0.0.0.0"), host_for_url("::"), host_for_url("fd00::7"), host_for_url("10.0.0.7")
+    ('127.0.0.1', '[::1]', '[fd00::7]', '10.0.0.7')
+    """
+    reached = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 recognised, not bound to
+    return f"[{reached}]" if ":" in reached else reached
 
 
 def write_service_file(state_dir: Path, service: ServiceFile) -> Path:

@@ -32,7 +32,7 @@ from headstart.config.problems import duplicate_key, first_location, invalid_val
 from headstart.errors import ConfigError
 from headstart.ids import ResourceId
 
-__all__ = ["load_settings", "read_mcp_file"]
+__all__ = ["check_port_safety", "load_settings", "read_mcp_file"]
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -89,7 +89,7 @@ def load_settings(
         upstreams=_upstreams(file, where=str(config), text=text),
         sources=tuple(([config] if config else []) + sources),
     )
-    _check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
+    check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
     return settings
 
 
@@ -210,7 +210,12 @@ def _upstreams(file: HeadstartFile, *, where: str, text: str) -> tuple[Upstream,
     return tuple(found)
 
 
-def _check_port_safety(settings: Settings, *, where: str) -> None:
+def check_port_safety(settings: Settings, *, where: str) -> None:
+    """Require a key where other machines can reach the port.
+
+    Raises:
+        ConfigError: There is none.
+    """
     service = settings.service
     if service.host in {"127.0.0.1", "::1", "localhost"} or service.keys:
         return
