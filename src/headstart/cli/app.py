@@ -53,6 +53,7 @@ class _Routes:
         if path.startswith(CONTROL_PREFIX):
             await self._control(scope, receive, send)
         elif scope["type"] == "http" and self._gateway.serves(path):
+            self._proxy.catch_up()  # a fast client calls within milliseconds of the bytes that asked for it
             await self._gateway(scope, receive, send)
         elif scope["type"] == "websocket" or self._proxy.claims(path):
             await self._proxy(scope, receive, send)

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from headstart.clock import Clock, SystemClock
 from headstart.config.model import Upstream
 from headstart.core.stream import ModelEvent
-from headstart.ids import IdSource, PrincipalId, RandomIds, SessionId
+from headstart.ids import IdSource, PrincipalId, RandomIds, session_named
 from headstart.proxy.exchange import ClientRequest, Exchange
 from headstart.proxy.formats import FORMATS
 from headstart.proxy.headers import SESSION_HEADER, framing_of, value_of
@@ -122,6 +122,14 @@ class ModelProxy:
         """Say whether a request for `path` is the proxy's to answer (`/v1…`, `/<prefix>…`, `/s/<id>/…` of these)."""
         return self._routes.claims(path)
 
+    def catch_up(self) -> None:
+        """Read what has been passed on up to now, as far as a few milliseconds go.
+
+        For whoever is about to look at what a client did in answer to it: the bytes that asked for a
+        tool call have passed before the call can come, but may not have been read.
+        """
+        self._reader.catch_up()
+
     def statistics(self) -> ProxyStatistics:
         """Return the counts of this moment."""
         return self._tally.snapshot(queued_bytes=self._reader.queued_bytes)
@@ -164,14 +172,15 @@ class ModelProxy:
     def _client_request(self, scope: Scope, route: Route) -> ClientRequest:
         headers = list(scope["headers"])
         named = value_of(headers, SESSION_HEADER)
-        session = route.session or (SessionId(named.decode("latin-1")) if named else None)
+        name = route.session or (named.decode("latin-1") if named else None)
+        principal = self._principal_of(scope)
         return ClientRequest(
             method=scope["method"],
             route=route,
             headers=headers,
             framing=framing_of(headers),
-            session=session,
-            principal=self._principal_of(scope),
+            session=session_named(principal, name) if name else None,
+            principal=principal,
         )
 
     async def _exchange(self, request: ClientRequest, at_s: float, receive: Receive, send: Send) -> None:

@@ -13,7 +13,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from headstart.config.model import Upstream
 from headstart.errors import ConfigError
-from headstart.ids import SessionId
 from headstart.proxy.refusals import Refusal
 
 __all__ = ["Origin", "Route", "Routes", "UpstreamTarget"]
@@ -89,13 +88,13 @@ class Route:
     """Where a request goes.
 
     Attributes:
-        session: From the URL, else None.
+        session: Its name in the URL, else None.
         path: What followed `/v1`, as text, for choosing the wire format.
         target: The request target upstream; never shown, some clients put their key into the query.
     """
 
     upstream: UpstreamTarget
-    session: SessionId | None
+    session: str | None
     path: str
     target: bytes = field(repr=False)
 
@@ -137,7 +136,7 @@ class Routes:
             return Refusal(status=400, code="bad_path", message="the path holds a control character", hint="encode it")
         return Route(
             upstream=upstream,
-            session=None if session is None else SessionId(session),
+            session=session,
             path=path.decode("latin-1"),
             target=target,
         )

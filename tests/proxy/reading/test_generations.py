@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from headstart.clock import ManualClock
@@ -15,6 +16,7 @@ from headstart.ids import GenerationId, PrincipalId, SequentialIds
 from headstart.proxy.formats import ChatCompletions, RequestFacts, ResponseReader
 from headstart.proxy.headers import Header
 from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits
+from headstart.proxy.reading.generations import PAUSE_S
 from headstart.proxy.statistics import ProxyStatistics, Tally
 
 CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -73,6 +75,36 @@ def test_a_generation_is_read_from_request_to_end_with_the_times_of_its_bytes() 
     ]
     assert isinstance(bench.events[0], GenerationStarted)
     assert bench.events[0].at_s == 1.0
+
+
+def test_who_looks_at_what_a_client_did_in_answer_has_everything_read_before() -> None:
+    bench = Bench()
+    bench.reader.catch_up()
+    reading = bench.open()
+    reading.response_started(2.0, status=200, headers=SSE)
+    reading.response_bytes(3.0, CHUNK)
+    reading.response_bytes(4.0, DONE)
+    bench.reader.catch_up()
+    assert bench.ended() is GenerationOutcome.COMPLETED
+    assert bench.told().queued_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_the_reader_goes_on_after_somebody_caught_up_for_it() -> None:
+    bench = Bench()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.reader.run)
+            await anyio.lowlevel.checkpoint()
+            bench.open()
+            await anyio.lowlevel.checkpoint()  # it is awake, and stands back
+            bench.reader.catch_up()
+            assert len(bench.events) == 1
+            bench.first_event = anyio.Event()
+            await anyio.sleep(2 * PAUSE_S)
+            bench.open()
+            await bench.first_event.wait()
+            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(

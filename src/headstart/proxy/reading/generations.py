@@ -5,7 +5,8 @@ milliseconds, so that bytes on their way pass before anything is parsed, then re
 gathered for about one, and so on: parsing comes in batches and takes a bounded share of
 the event loop. The batch grows with the lag, a twentieth of it, so that the share follows the
 load: a burst of requests is forwarded first and read after, a steady stream is read a few
-milliseconds late.
+milliseconds late. Who is about to look at what a client did in answer can have it read at once
+(`catch_up`).
 
 The bound is in bytes, of request bodies that are still on their way too. When it is reached,
 the generation whose bytes do not fit is dropped from reading: it ends UNREADABLE, and
@@ -179,10 +180,16 @@ class ModelReader:
         while self._queue:
             self._read_batch()
 
-    def _read_batch(self) -> None:
+    def catch_up(self) -> None:
+        """Read now what is there, for at most one large batch's time."""
+        self._read_batch(MOST_BATCH_S)
+
+    def _read_batch(self, least_s: float = LEAST_BATCH_S) -> None:
+        if not self._queue:
+            return  # somebody caught up while the task stood back
         lag_s = max(self._clock.monotonic_s() - self._queue[0][1], 0.0)
         self._tally.note_lag(lag_s)
-        deadline_s = perf_counter() + min(max(lag_s * BATCH_PER_LAG, LEAST_BATCH_S), MOST_BATCH_S)
+        deadline_s = perf_counter() + min(max(lag_s * BATCH_PER_LAG, least_s), MOST_BATCH_S)
         while self._queue:
             parsing, at_s, note, size = self._queue.popleft()
             self.queued_bytes -= size
