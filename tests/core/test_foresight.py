@@ -17,10 +17,10 @@ ME, S, TALK = PrincipalId("me"), SessionId("s"), ConversationId("talk")
 GIT, EXCEL, FAR = ResourceId("git"), ResourceId("excel"), ResourceId("far")
 
 
-def foresight(*, paper: bool = False) -> tuple[Foresight, Bookmaker]:
+def foresight(*, paper: bool = False, crowding: float = 0.0) -> tuple[Foresight, Bookmaker]:
     estimates = Estimates()
     books = Bookmaker(BetRule(), WasteLimits())
-    made = Foresight(gamma=2.0, paper_prefetch=paper, books=books, estimates=estimates)
+    made = Foresight(gamma=2.0, paper_prefetch=paper, books=books, estimates=estimates, crowding=lambda: crowding)
     for resource in (GIT, EXCEL, FAR):
         event = ResourceRegistered(
             at_s=0.0,
@@ -55,6 +55,13 @@ def test_a_candidate_becomes_a_bet_with_what_its_start_takes() -> None:
     assert (bet.kind, bet.resource, bet.session, proposal.backer) == (BetKind.PREWARM, GIT, S, S)
     assert bet.hidden_s == books.hidden_s(ME, PredictorName("tool-name"), 8.0) < 8.0
     assert (bet.waste_cpu_s, bet.waste_byte_s) == (6.0, 100 * (bet.expires_s - 1.0))
+
+
+def test_a_miss_takes_from_others_what_they_cannot_have_meanwhile() -> None:
+    for crowding, miss_s in ((0.0, 0.0), (0.5, 3.0), (4.0, 6.0)):
+        made, _ = foresight(crowding=crowding)
+        [proposal] = opened(made, "git__git_do")
+        assert proposal.bet.miss_s == miss_s
 
 
 def test_a_conversation_without_a_session_is_its_own_backer() -> None:

@@ -144,6 +144,7 @@ class Broker:
             paper_prefetch=policy.prefetch == "paper",
             books=self._books,
             estimates=self._estimates,
+            crowding=self._pool.crowding,
         )
         self._keeping = Keeping()
         self._tracer = Tracer()

@@ -4,6 +4,10 @@ A router's candidate or a likely successor is only a name and a probability. Her
 what the rule needs: what a start takes, how much of it this predictor usually hides, how
 long it is held in vain if nobody comes.
 
+What a miss takes from others depends on the moment: on an idle machine nothing, with every
+start slot busy the CPU of a whole start, which a start that is needed would have had. So a
+weak guess is taken when there is nothing better to do, and not while others start.
+
 How long a bet runs is learned too: half as long again as three of four of its predictor's
 leads, plus the start. Waiting for the last one would hold memory for minutes; giving up
 just before most calls would cost whole starts.
@@ -11,6 +15,7 @@ just before most calls would cost whole starts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,15 +61,25 @@ class Foresight:
         paper_prefetch: SpecBox's thresholds instead of the bet rule.
         books: Knows how early each predictor speaks.
         estimates: Knows what starts take.
+        crowding: How many starts there are now for each start slot.
     """
 
-    def __init__(self, *, gamma: float, paper_prefetch: bool, books: Bookmaker, estimates: Estimates) -> None:
+    def __init__(
+        self,
+        *,
+        gamma: float,
+        paper_prefetch: bool,
+        books: Bookmaker,
+        estimates: Estimates,
+        crowding: Callable[[], float],
+    ) -> None:
         self._names = ToolNameRouter()
         self._router = Union((self._names, KeywordRouter(gamma=gamma)))
         self._paper_prefetch = paper_prefetch
         self.transitions = TransitionPredictor(PaperPolicy() if paper_prefetch else PricedPolicy())
         self._books = books
         self._estimates = estimates
+        self._crowding = crowding
         self._servers: dict[PrincipalId, dict[ResourceId, ResourceRegistered]] = {}
         self._start_s: dict[PrincipalId, dict[ResourceId, float]] = {}
 
@@ -192,6 +207,7 @@ class Foresight:
             probability=probability,
             hidden_s=self._books.hidden_s(principal, predictor, estimate.start_s),
             expires_s=now_s + hold_s,
+            miss_s=estimate.cpu_s * min(1.0, self._crowding()),
             waste_cpu_s=estimate.cpu_s,
             waste_byte_s=estimate.memory_bytes * hold_s,
             because=because,

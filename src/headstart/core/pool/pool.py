@@ -168,6 +168,11 @@ class Pool:
         facts, self._stakes.facts = self._stakes.facts, []
         return facts
 
+    def crowding(self) -> float:
+        """Return how many starts there are, under way or queued, for each start slot."""
+        queued = sum(self.inventory.queued(priority) for priority in Priority)
+        return (len(self.inventory.starting()) + queued) / self._policy.starts_at_once
+
     def next_deadline_s(self) -> float | None:
         """Return when `TimerFired` is wanted next, or None."""
         dues = (self._deadlines.next_s(), self._provision.next_refill_s())
