@@ -130,6 +130,11 @@ class Forms:
             if choice.form is PrepareForm.ZYGOTE and not await anyio.to_thread.run_sync(is_current, choice):
                 await self.broken(principal, server, "its files have changed")
 
+    @property
+    def undecided(self) -> int:
+        """How many wait to be looked at, the one at hand included."""
+        return self._undecided
+
     async def wait_settled(self) -> None:
         """Return once nobody waits to be looked at."""
         while self._undecided:

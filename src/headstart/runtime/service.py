@@ -178,6 +178,7 @@ class Service:
             clock=self._clock,
             ids=self._ids,
             report=self._driver.handle,
+            report_soon=self._driver.handle_soon,
         )
         self._introduced: set[PrincipalId] = set()
         self._tasks.start_soon(self._driver.run_timer, name="timer")
@@ -427,6 +428,7 @@ class Service:
 
     async def trace(self, session: str) -> Trace | None:
         """Return a session's steps (`last`: of the one with the newest step), None if it is not known."""
+        self._driver.settle()
         return await self._traces.find(session)
 
     async def forget(self, principal: PrincipalId | None) -> Forgotten:
@@ -459,12 +461,14 @@ class Service:
 
     async def statistics(self) -> Statistics:
         """Measure and count what is there now."""
+        self._driver.settle()
         return Statistics(
             sessions=len(self._sessions),
             remote_connections=len(self._remotes),
             sandboxes=tuple(_told(live) for live in self._fleet),
             zygotes=await self._preparations.zygotes(),
             servers=tuple(self._server_status(name, LOCAL_PRINCIPAL) for name in self._servers.names),
+            forms_undecided=self._forms.undecided,
             events=self._driver.handled,
             events_broken=self._driver.broken,
             journal_dropped=self._journal.dropped,

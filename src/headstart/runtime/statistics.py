@@ -56,6 +56,7 @@ class Statistics:
     """The service at one moment.
 
     Attributes:
+        forms_undecided: Servers whose form or zygote is still being made.
         events / events_broken: Handled by the broker, and those that it could not handle.
         journal_dropped: Events that the journal's writer could not keep up with.
         leftovers: Of the backend, now.
@@ -67,6 +68,7 @@ class Statistics:
     sandboxes: tuple[SandboxStatus, ...]
     zygotes: tuple[ZygoteStatus, ...]
     servers: tuple[ServerStatus, ...]
+    forms_undecided: int
     events: int
     events_broken: int
     journal_dropped: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import anyio.to_thread
 import httpx2
 
 from headstart.bench.demo.agent import SessionRecord, run_session
-from headstart.bench.demo.meter import MemoryMeter
+from headstart.bench.demo.meter import TreeMeter
 from headstart.bench.demo.world import World
 from headstart.bench.replay_model import Recording
 from headstart.errors import HeadstartError
@@ -197,22 +196,21 @@ async def run_cell(
     state_dir = pace.scratch / name
     shutil.copytree(learned, state_dir)
     result = CellResult(cell=cell, tpot_s=pace.tpot_s)
-    burnt_before = _children_cpu_s()
     async with serving(
         world, cell, model_url=pace.model_url, state_dir=state_dir, sets=len(recordings), backend=backend
     ) as served:
-        meter = MemoryMeter(served.process.pid)
+        meter = TreeMeter(served.process.pid)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(meter.run)
             await _until_settled(served, cell, world, sets=len(recordings))
             await _run_sessions(served, recordings, pace.gap_s, result)
             tasks.cancel_scope.cancel()
+        await meter.sample()
         result.status = await served.ask("/headstart/status")
         for record in result.sessions:
             result.traces.append(await served.ask(f"/headstart/trace/{record.session}"))
-        own = _own_cpu_s(served.process.pid)
     result.peak_bytes = meter.peak_bytes
-    result.cpu_s = _children_cpu_s() - burnt_before - own
+    result.cpu_s = meter.cpu_s
     return result
 
 
@@ -223,9 +221,7 @@ async def _until_settled(served: Served, cell: Cell, world: World, *, sets: int)
         while True:
             status = await served.ask("/headstart/status")
             ready = sum(1 for sandbox in status["runtime"]["sandboxes"] if sandbox["ready"])
-            zygotes = {zygote["server"] for zygote in status["runtime"]["zygotes"]}
-            chosen = {s["name"] for s in status["runtime"]["servers"] if s["form"] == "zygote" and cell.zygotes}
-            if ready >= wanted and chosen <= zygotes:
+            if ready >= wanted and status["runtime"]["forms_undecided"] == 0:
                 return
             await anyio.sleep(0.2)
 
@@ -250,15 +246,3 @@ async def run_one(served: Served, recording: Recording) -> SessionRecord:
         model_url=f"{root}/v1",
         mcp_url=f"{root}/mcp",
     )
-
-
-def _children_cpu_s() -> float:
-    """CPU time of all processes that were waited for, and of those that they waited for."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
-def _own_cpu_s(pid: int) -> float:
-    stat = (Path("/proc") / str(pid) / "stat").read_text()
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

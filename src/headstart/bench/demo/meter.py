@@ -1,21 +1,22 @@
 """What a process tree holds and has burnt, read from /proc by somebody outside it.
 
-Memory is PSS, so that pages shared by forks are counted once. CPU time is read at the end
-from the tree's root, when every process below it has been waited for.
+Memory is PSS, so that pages shared by forks are counted once. CPU time is each process's
+own, as last seen: what was waited for by somebody in between would not reach the root.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 
-__all__ = ["MemoryMeter", "command_of", "descendants", "is_alive"]
+__all__ = ["TreeMeter", "command_of", "descendants", "is_alive"]
 
 _PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def descendants(root: int) -> list[int]:
@@ -60,6 +61,16 @@ def _parents() -> Iterator[tuple[int, int]]:
         yield int(name), int(stat[stat.rindex(b")") + 2 :].split()[1])
 
 
+def _cpu_of(pid: int) -> tuple[int, float] | None:
+    """Return when a process began (in ticks, so that a pid used again is told apart) and its CPU-seconds."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
 def _pss_bytes(pid: int) -> int:
     try:
         text = (_PROC / str(pid) / "smaps_rollup").read_text()
@@ -72,24 +83,40 @@ def _pss_bytes(pid: int) -> int:
 
 
 @dataclass(slots=True)
-class MemoryMeter:
-    """Samples the memory of everything below one process until cancelled.
+class TreeMeter:
+    """Samples everything below one process until cancelled.
 
     Attributes:
         every_s: Reading PSS costs about 1 ms per 100 MB; sampling must not become the load.
+        peak_bytes: PSS of all together, at its highest sample.
     """
 
     root: int
     every_s: float = 0.5
     peak_bytes: int = 0
     samples: int = 0
+    _cpu_s: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of all processes that were seen; what one burnt after its last sample is missing."""
+        return sum(self._cpu_s.values())
 
     async def run(self) -> None:
         while True:
-            now = await anyio.to_thread.run_sync(self._measure)
-            self.peak_bytes = max(self.peak_bytes, now)
-            self.samples += 1
+            await self.sample()
             await anyio.sleep(self.every_s)
 
+    async def sample(self) -> None:
+        now = await anyio.to_thread.run_sync(self._measure)
+        self.peak_bytes = max(self.peak_bytes, now)
+        self.samples += 1
+
     def _measure(self) -> int:
-        return sum(_pss_bytes(pid) for pid in descendants(self.root))
+        pids = descendants(self.root)
+        for pid in pids:
+            seen = _cpu_of(pid)
+            if seen is not None:
+                began, burnt_s = seen
+                self._cpu_s[pid, began] = burnt_s
+        return sum(_pss_bytes(pid) for pid in pids)
