@@ -277,14 +277,25 @@ async def test_background_sandboxes_yield_until_somebody_waits(tmp_path: Path) -
         await sandbox.raise_priority()
         shares.append(_cpu_shares(sandbox))
         await sandbox.aclose()
-    assert shares in ([64, 1024], [6, 100])
+    assert shares in ([256, 1024], [25, 100])
 
 
-def _cpu_shares(sandbox: RunningSandbox) -> int:
+async def test_all_sandboxes_together_weigh_two_for_each_core(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        limited(backend)
+        prepared = await backend.prepare(template())
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        cores = os.cpu_count() or 1
+        assert _cpu_shares(sandbox, above=1) in (1024 * 2 * cores, 100 * 2 * cores)
+        await sandbox.aclose()
+
+
+def _cpu_shares(sandbox: RunningSandbox, *, above: int = 0) -> int:
     """Ask the host: find the group of the sandbox's init."""
     pid = sandbox.pid  # type: ignore[attr-defined]
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, names, path = line.split(":", 2)
+        _, names, own = line.split(":", 2)
+        path = Path(own, *[".."] * above)
         for at in (f"/sys/fs/cgroup/cpu{path}/cpu.shares", f"/sys/fs/cgroup{path}/cpu.weight"):
             if names in {"cpu", "cpu,cpuacct", ""} and Path(at).exists():
                 return int(Path(at).read_text())

@@ -23,8 +23,9 @@ __all__ = ["GroupSetting", "Groups", "Place", "find_places"]
 _WANTED = frozenset({"memory", "pids", "cpu", "cpuacct"})
 _PERIOD_US = 100_000
 _ROUNDS = 50
-_FULL_SHARES, _BACKGROUND_SHARES = 1024, 64
-_FULL_WEIGHT, _BACKGROUND_WEIGHT = 100, 6
+_FULL_SHARES, _BACKGROUND_SHARES = 1024, 256
+_FULL_WEIGHT, _BACKGROUND_WEIGHT = 100, 25
+_MOST_SHARES, _MOST_WEIGHT = 262_144, 10_000
 
 GroupSetting = tuple[str, str, str]
 """The run's group (a folder), a file in the sandbox's group below it, and what to write there."""
@@ -118,6 +119,20 @@ class Groups:
             chosen.extend((folder, name, value) for name, value in _limit_files(place, limits))
             chosen.extend((folder, name, value) for name, value in _share_files(place, background=background))
         return chosen
+
+    def weigh(self, cores: int) -> None:
+        """Let all sandboxes together weigh as much as two full ones for each core.
+
+        A group competes with its *siblings*, and beside ours those are single processes:
+        left alone, all sandboxes together would weigh as much as one of them.
+        """
+        for place, folder in self._at:
+            if "cpu" not in place.controllers:
+                continue
+            name, full, most = ("cpu.weight", _FULL_WEIGHT, _MOST_WEIGHT)
+            if place.version == 1:
+                name, full, most = ("cpu.shares", _FULL_SHARES, _MOST_SHARES)
+            Path(folder, name).write_text(str(min(most, full * 2 * cores)))
 
     def make(self, group: str, limits: Limits, *, background: bool) -> None:
         """Make a group with these limits.
