@@ -106,7 +106,6 @@ class HeadstartFile(_Strict):
     """`headstart.toml`."""
 
     mcp: str | list[str] = []
-    state_dir: str | None = None
     pool: PoolTable = PoolTable()
     service: ServiceTable = ServiceTable()
     upstreams: dict[str, str] = {}

@@ -51,7 +51,7 @@ def load_settings(
         config: `headstart.toml`, or None for defaults only.
         mcp_files: More `mcpServers` files, beside those that the config names.
         variables: Where `${NAME}` is looked up.
-        state_dir: Used unless the config names another.
+        state_dir: Where state lives.
 
     Raises:
         ConfigError: A file cannot be read or used; the message is one line.
@@ -83,11 +83,10 @@ def load_settings(
         servers[name] = _with_options(servers[name], options, where=where, key=f"servers.{name}", base=base)
     settings = Settings(
         servers=tuple(server for server in servers.values() if not server.disabled),
-        state_dir=Path(file.state_dir).expanduser() if file.state_dir else state_dir,
+        state_dir=state_dir,
         pool=_pool(file),
         service=replace(ServiceSettings(), **_given(file.service)),
         upstreams=_upstreams(file, where=str(config), text=text),
-        sources=tuple(([config] if config else []) + sources),
     )
     check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
     return settings

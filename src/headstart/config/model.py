@@ -177,5 +177,3 @@ class Settings:
     pool: PoolSettings = PoolSettings()
     service: ServiceSettings = ServiceSettings()
     upstreams: tuple[Upstream, ...] = ()
-    sources: tuple[Path, ...] = ()
-    """The files this came from."""
