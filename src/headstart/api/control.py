@@ -58,7 +58,7 @@ def control_app(controlled: Controlled, *, token: str) -> Starlette:
         session = request.path_params["session"]
         found = await controlled.trace(session)
         if found is None:
-            hint = "headstart status lists the sessions that are known"
+            hint = "`headstart trace last` shows the newest; the last 200 are kept"
             return JSONResponse({"error": f"no trace of session {session!r}", "hint": hint}, status_code=404)
         return JSONResponse(found)
 
