@@ -71,23 +71,43 @@ class _Call:
 
 
 class _Waiting:
-    """A call whose lease is not decided yet."""
+    """A call whose lease is not decided yet; most are decided before anybody has to wait."""
 
-    __slots__ = ("decided", "decision")
+    __slots__ = ("_decided", "decision")
 
     def __init__(self) -> None:
-        self.decided = anyio.Event()
+        self._decided: anyio.Event | None = None
         self.decision: GrantLease | RefuseLease | None = None
+
+    def decide(self, decision: GrantLease | RefuseLease) -> None:
+        self.decision = decision
+        if self._decided is not None:
+            self._decided.set()
+
+    async def wait(self) -> GrantLease | RefuseLease | None:
+        if self.decision is None:
+            self._decided = anyio.Event()
+            await self._decided.wait()
+        return self.decision
 
 
 class Calls:
     """All calls that are open."""
 
-    def __init__(self, paths: CallPaths, *, clock: Clock, ids: IdSource, report: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        paths: CallPaths,
+        *,
+        clock: Clock,
+        ids: IdSource,
+        report: Callable[[Event], None],
+        report_soon: Callable[[Event], None],
+    ) -> None:
         self._paths = paths
         self._clock = clock
         self._ids = ids
         self._report = report
+        self._report_soon = report_soon
         self._waiting: dict[CallId, _Waiting] = {}
 
     async def request(self, session: Session, server: ResourceId, asked: Asked, channel: ClientChannel) -> JsonObject:
@@ -111,8 +131,7 @@ class Calls:
         """Tell a call that waits what was decided; nothing happens if it was given up."""
         waiting = self._waiting.get(decision.call)
         if waiting is not None:
-            waiting.decision = decision
-            waiting.decided.set()
+            waiting.decide(decision)
 
     # ------------------------------------------------------------ before it is sent
 
@@ -128,13 +147,13 @@ class Calls:
         waiting = self._waiting[call.id] = _Waiting()
         try:
             self._report(self._arrival(call))
-            await waiting.decided.wait()
+            decision = await waiting.wait()
         except anyio.get_cancelled_exc_class():
             self._report(CallAbandoned(at_s=self._clock.monotonic_s(), call=call.id))
             raise
         finally:
             del self._waiting[call.id]
-        match waiting.decision:
+        match decision:
             case GrantLease(sandbox=None):
                 return None
             case GrantLease(sandbox=sandbox) if sandbox is not None:
@@ -204,7 +223,8 @@ class Calls:
         raise faults.timed_out_call(call.server, method)
 
     def _returned(self, call: _Call, exchange: Exchange) -> None:
-        self._report(
+        """Tell the core; it takes as long as deciding on a lease, and the answer need not wait for it."""
+        self._report_soon(
             CallReturned(
                 at_s=self._clock.monotonic_s(),
                 call=call.id,

@@ -3,10 +3,15 @@
 Everything runs on the event loop's thread and nothing here waits, so events are handled one
 after the other, in the order in which they were reported. Carrying out an instruction may
 report an event of its own; it is handled after the one at hand, never inside it.
+
+An event that nobody waits for (a call has returned: its answer is what counts) need not be
+handled before the task that reports it goes on. It takes its place in the order at once and
+is handled when the loop is free, or before the next event, whichever comes first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -51,6 +56,7 @@ class Driver:
         self._execute = execute
         self._waiting: deque[Event] = deque()
         self._busy = False
+        self._settling = False
         self._timer_s: float | None = None
         self._timer_changed = anyio.Event()
         self.handled = 0
@@ -63,8 +69,26 @@ class Driver:
             InvalidTransition: The broker has no row for it. Others' events are still handled.
         """
         self._waiting.append(event)
+        failure = self._handle_waiting(event)
+        if failure is not None:
+            raise failure
+
+    def handle_soon(self, event: Event) -> None:
+        """Handle an event once the task at hand pauses, at the latest before the next event."""
+        self._waiting.append(event)
+        if not self._settling:
+            self._settling = True
+            asyncio.get_running_loop().call_soon(self.settle)
+
+    def settle(self) -> None:
+        """Handle now what was to be handled soon; what the broker cannot handle is logged and counted."""
+        self._settling = False
+        self._handle_waiting(None)
+
+    def _handle_waiting(self, asked: Event | None) -> Exception | None:
+        """Handle all that waits; return what went wrong with the event that was asked for."""
         if self._busy:
-            return
+            return None
         self._busy = True
         failure: Exception | None = None
         try:
@@ -72,14 +96,13 @@ class Driver:
                 one = self._waiting.popleft()
                 try:
                     self._handle_one(one)
-                except Exception as exc:  # noqa: BLE001 raised below, once the others' events are handled
+                except Exception as exc:  # noqa: BLE001 returned, once the others' events are handled
                     self.broken += 1
                     _log.exception("the broker could not handle %s", type(one).__name__)
-                    failure = exc if one is event else failure
+                    failure = exc if one is asked else failure
         finally:
             self._busy = False
-        if failure is not None:
-            raise failure
+        return failure
 
     def _handle_one(self, event: Event) -> None:
         self._journal.append(event)
