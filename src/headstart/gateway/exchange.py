@@ -4,10 +4,12 @@ The work runs beside a watch on the client: when it leaves, the work is cancelle
 can receive the result, there is no replay). When the work stays silent for long, the
 client hears a comment line, so that nothing between them takes the connection for dead;
 one task does that for all, because most requests are over before a timer is worth setting.
+The watch is a task of asyncio's own group: anyio's costs a tenth of a whole call more.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -101,10 +103,11 @@ class Attendance:
         """Run `work` until it ends, the client leaves, or the scope that it is given is cancelled."""
         self._replies.add(reply)
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_watch, receive, reply, tasks.cancel_scope)
-                await work(tasks.cancel_scope)
-                tasks.cancel_scope.cancel()
+            with anyio.CancelScope() as scope:
+                async with asyncio.TaskGroup() as tasks:
+                    watch = tasks.create_task(_watch(receive, reply, scope))
+                    await work(scope)
+                    watch.cancel()
         finally:
             self._replies.discard(reply)
 

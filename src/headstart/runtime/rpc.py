@@ -98,13 +98,19 @@ class _Pending:
     channel: ClientChannel | None
     token: object = None
     arrivals: deque[_Arrival] = field(default_factory=deque[_Arrival])
-    wake: anyio.Event = field(default_factory=anyio.Event)
+    arrived: anyio.Event | None = None
     sent_s: float = 0.0
     answered_s: float = 0.0
 
     def put(self, arrival: _Arrival) -> None:
         self.arrivals.append(arrival)
-        self.wake.set()
+        if self.arrived is not None:
+            self.arrived.set()
+
+    async def wait(self) -> None:
+        """Wait until something more arrives."""
+        self.arrived = anyio.Event()
+        await self.arrived.wait()
 
 
 class Peer:
@@ -217,8 +223,7 @@ class Peer:
                     case _Notice(method=method, params=params):
                         if pending.channel is not None:
                             await pending.channel.notify(method, params, server=self._server)
-            pending.wake = anyio.Event()
-            await pending.wake.wait()
+            await pending.wait()
 
     def _tell_cancelled(self, request_id: int) -> None:
         told = _message("notifications/cancelled", {"requestId": request_id, "reason": "the client gave it up"})
