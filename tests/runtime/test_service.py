@@ -84,14 +84,17 @@ async def test_a_shared_server_has_one_instance_for_all_sessions(open_service: O
         assert text_of(await ask(service, "read_notes", session="two")) == "of one"
 
 
-async def test_lists_are_learned_once_and_kept_over_a_restart(open_service: OpenService) -> None:
+async def test_lists_are_learned_once_and_kept_over_a_restart(open_service: OpenService, tmp_path: Path) -> None:
     async with open_service(stdio_server("notes.py")) as service:
         assert not service.servers(LOCAL_PRINCIPAL)[0].learned
         first = await service.catalogue(NOTES, scope())
-    async with open_service(stdio_server("notes.py")) as service:
+    async with (
+        CountingBackend(tmp_path / "second") as backend,
+        open_service(stdio_server("notes.py"), backend=backend) as service,
+    ):
         assert service.servers(LOCAL_PRINCIPAL)[0].learned
-        with anyio.fail_after(0.1):  # from memory: nothing is started for it
-            again = await service.catalogue(NOTES, scope())
+        again = await service.catalogue(NOTES, scope())
+        assert backend.started == 0
     assert again == first
     assert [tool["name"] for tool in first.tools][:2] == ["add_note", "read_notes"]
     assert first.initialize["instructions"] == "Keeps notes while it runs."
