@@ -7,13 +7,11 @@ spliced into their envelope as bytes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, cast
 
-from pydantic_core import PydanticSerializationError, from_json, to_json
-
 from headstart.runtime.contract import JsonObject
+from headstart.runtime.json_text import decode, encode
 
 __all__ = [
     "JSON_HEADERS",
@@ -53,8 +51,6 @@ SSE_HEADERS: Final = [
 _SLICE_BYTES: Final = 256 * 1024
 """Large bodies leave in slices, so that a slow reader holds back the sender, not the memory."""
 
-_compact_ascii = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
-
 
 class BodyTooLarge(Exception):
     """A request's body is larger than the port takes."""
@@ -62,34 +58,6 @@ class BodyTooLarge(Exception):
 
 class ClientLeft(Exception):
     """The client closed its connection before its request was complete."""
-
-
-def encode(value: object) -> bytes:
-    """Write a JSON value in its compact form.
-
-    pydantic's writer takes a sixth of the standard library's time for small values and a
-    third for large ones; where it gives up (lone surrogates) the standard one escapes.
-    """
-    try:
-        return to_json(value, inf_nan_mode="constants")
-    except PydanticSerializationError:
-        return _compact_ascii(value).encode()
-
-
-def decode(body: bytes) -> Any:
-    """Read a JSON value; what the fast reader refuses, the standard one decides.
-
-    Raises:
-        ValueError: It is not JSON (also: nested too deeply, or not UTF-8).
-    """
-    try:
-        return from_json(body)
-    except ValueError:
-        pass
-    try:
-        return json.loads(body)
-    except RecursionError as exc:
-        raise ValueError("nested too deeply") from exc
 
 
 def json_object(value: object) -> JsonObject | None:

@@ -11,7 +11,6 @@ is counted and the last lines are kept for messages.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from headstart.backends.contract import ByteStreams
 from headstart.clock import Clock
 from headstart.ids import ResourceId
+from headstart.runtime.json_text import decode, encode_ascii
 from headstart.runtime.outbox import MAX_QUEUED_MESSAGES, Outgoing, QueueOutbox
 from headstart.runtime.rpc import Owner, Peer
 
@@ -141,7 +141,7 @@ class StdioLink:
         stdin = self._streams.stdin
         async for item in self._outgoing:
             try:
-                await stdin.send(_encode(item.message))
+                await stdin.send(encode_ascii(item.message) + b"\n")
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 self._outgoing.close()  # whoever waits for room learns it; the reader tells the rest
                 return
@@ -162,8 +162,8 @@ class StdioLink:
         if not line or line.isspace():
             return
         try:
-            message: object = json.loads(line)
-        except (ValueError, RecursionError):
+            message: object = decode(line)
+        except ValueError:
             self.stdout_junk.add(line)
         else:
             if not self.peer.receive(message, size_bytes=len(line)):
@@ -200,7 +200,3 @@ async def _chunks(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
             yield await stream.receive(CHUNK_BYTES)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             return
-
-
-def _encode(message: object) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"

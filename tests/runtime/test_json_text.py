@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.gateway.wire import decode, encode
+from headstart.runtime.json_text import decode, encode, encode_ascii
 
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
@@ -36,3 +36,14 @@ def test_odd_but_valid_json_survives(text: bytes) -> None:
 def test_what_is_not_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  any wording is fine
         decode(text)
+
+
+@given(values)
+def test_a_line_is_one_line_for_every_reader_whatever_is_in_it(value: object) -> None:
+    written = encode_ascii(value)
+    assert len(written.decode("ascii").splitlines()) == 1
+    assert json.dumps(decode(written)) == json.dumps(value)
+
+
+def test_what_some_readers_take_for_a_line_end_is_escaped() -> None:
+    assert encode_ascii({"a": "\u2028\x85"}) == b'{"a":"\\u2028\\u0085"}'
