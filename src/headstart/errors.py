@@ -13,8 +13,7 @@ The tree; one class per fact, flat where it can be::
     ├── BudgetExceeded           a memory, start or waste budget leaves no room
     ├── BackendError             a backend failed at its own work
     │   └── BackendUnavailable   … because this machine cannot run it
-    ├── SessionUnknown           no such session (or it has ended)
-    └── UpstreamUnavailable      the model server could not be reached
+    └── SessionUnknown           no such session (or it has ended)
 
 A message names what, where and the cure. `hint` is the cure alone, so that the CLI
 can put it on its own line.
@@ -35,7 +34,6 @@ __all__ = [
     "SessionUnknown",
     "StartTimedOut",
     "UnauthorizedUpstream",
-    "UpstreamUnavailable",
 ]
 
 
@@ -148,7 +146,3 @@ class BackendUnavailable(BackendError):
 
 class SessionUnknown(HeadstartError):
     """No such session: it never was, or has ended."""
-
-
-class UpstreamUnavailable(HeadstartError):
-    """The model server behind the proxy could not be reached."""
