@@ -144,9 +144,6 @@ def test_nothing_outlives_a_killed_spawner(cold: str, tmp_path: Path) -> None:
         expect_silence(running, kill(running.facts["spawner"]))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="known defect: the builder of a file tree outlives its spawner (local/guest/kind)"
-)
 def test_nothing_outlives_a_spawner_that_is_killed_while_it_builds_a_file_tree(tmp_path: Path) -> None:
     with load("local", tmp_path) as running:
         stop_with_a_finished_builder(running.facts["spawner"], running)
@@ -192,6 +189,17 @@ def test_nothing_outlives_a_runtime_and_a_spawner_killed_together(cold: str, tmp
         killed_s = kill(running.process.pid)
         os.kill(running.facts["spawner"], signal.SIGKILL)
         expect_silence(running, killed_s)
+
+
+def test_nothing_outlives_a_runtime_a_spawner_and_inits_killed_together(kind: str, tmp_path: Path) -> None:
+    with load(kind, tmp_path) as running:
+        inits = [init_of(f"server-{index}", running) for index in range(4)]
+        os.kill(running.facts["spawner"], signal.SIGSTOP)  # it cannot lend a hand
+        os.kill(running.process.pid, signal.SIGSTOP)
+        for init in inits:
+            os.kill(init, signal.SIGKILL)
+        os.kill(running.facts["spawner"], signal.SIGKILL)
+        expect_silence(running, kill(running.process.pid))
 
 
 def test_a_stopped_spawner_does_not_save_sandboxes_from_the_end_of_the_runtime(cold: str, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class Nest:
             BackendError: The zygote is gone, or the fork could not be confined.
         """
         link, theirs = Link.pair()
-        channel = Channel(link)
+        channel = Channel(link, spawner=self._client.pid)
         server = channel.adopt()
         self._client.serve(channel)
         pipes = StdioPipes.open()

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,7 @@ class LocalBackend:
             self._groups, f"{_FORK_PREFIX}{next(self._keys)}", nest.template.limits, background=background
         )
         fork.channel.ask_about_kills(group.ran_out_of_memory)
-        self._client.run_soon(group.take_in, fork.channel.pid)
+        self._client.run_soon(partial(group.take_in, fork.channel.pid, below=self._client.pid))
         return ForkedSandbox(
             identity.sandbox,
             fork,
@@ -282,6 +283,7 @@ async def open_local_backend(state_dir: Path, *, own_ports: Collection[int] = ()
     }
     async with open_spawner(_KIND, settings) as client:
         groups = Groups(places, client.facts["cgroups"])
+        groups.weigh(os.cpu_count() or 1)
         unified = [Path(f) for p, f in zip(places, client.facts["cgroups"], strict=True) if p.version == 2]
         yield LocalBackend(client, groups, state_dir=state_dir, metadata_blocked=_block_metadata(unified, own_ports))
 

@@ -43,24 +43,45 @@ class Place:
 def find_places() -> tuple[Place, ...]:
     """Return where this user may make groups; empty if nowhere."""
     own = _own_groups()
-    places: list[Place] = []
-    for mount_root, mount_point, kind, options in _mounted():
-        if kind == "cgroup2":
-            places.extend(_unified_place(mount_point, mount_root, own.get("", "/")))
-        elif controllers := _WANTED & set(options):
-            path = next((own[name] for name in own if controllers & set(name.split(","))), "/")
-            folder = _below(mount_point, mount_root, path)
-            if os.access(folder, os.W_OK):
-                places.append(Place(folder=folder, version=1, controllers=controllers))
-    return tuple(places)
+    places: dict[str, Place] = {}  # by hierarchy: one may be mounted several times
+    for mount in _mounted():
+        if mount.hierarchy not in places and (place := _place_in(mount, own)):
+            places[mount.hierarchy] = place
+    return tuple(places.values())
 
 
-def _mounted() -> Iterable[tuple[str, Path, str, list[str]]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mount:
+    hierarchy: str
+    root: str
+    point: Path
+    kind: str
+    options: frozenset[str]
+
+
+def _mounted() -> Iterable[_Mount]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(), after.split()
         if kind in {"cgroup", "cgroup2"}:
-            yield fields[3], Path(fields[4]), kind, options.split(",")
+            yield _Mount(
+                hierarchy=fields[2],
+                root=fields[3],
+                point=Path(fields[4]),
+                kind=kind,
+                options=frozenset(options.split(",")),
+            )
+
+
+def _place_in(mount: _Mount, own: dict[str, str]) -> Place | None:
+    if mount.kind == "cgroup2":
+        return _unified_place(mount, own.get("", "/"))
+    controllers = _WANTED & mount.options
+    path = next((own[name] for name in own if controllers & set(name.split(","))), "/")
+    folder = _below(mount, path)
+    if controllers and os.access(folder, os.W_OK):
+        return Place(folder=folder, version=1, controllers=controllers)
+    return None
 
 
 def _own_groups() -> dict[str, str]:
@@ -69,29 +90,29 @@ def _own_groups() -> dict[str, str]:
     return {names: path for _, names, path in (line.split(":", 2) for line in lines)}
 
 
-def _below(mount_point: Path, mount_root: str, path: str) -> Path:
-    if path.startswith(mount_root) and mount_root != "/":
-        path = path[len(mount_root) :]
-    return mount_point / path.lstrip("/")
+def _below(mount: _Mount, path: str) -> Path:
+    if path.startswith(mount.root) and mount.root != "/":
+        path = path[len(mount.root) :]
+    return mount.point / path.lstrip("/")
 
 
-def _unified_place(mount_point: Path, mount_root: str, path: str) -> Iterable[Place]:
+def _unified_place(mount: _Mount, path: str) -> Place | None:
     """Find the lowest group from ours upwards that lets us make groups with controllers below it.
 
     A group that holds processes cannot hand controllers down, so it is usually an ancestor
     (root: any; others: what systemd delegated to the user).
     """
-    own = _below(mount_point, mount_root, path)
+    own = _below(mount, path)
     bare: Place | None = None
     for folder in (own, *own.parents):
-        if not folder.is_relative_to(mount_point) or not _may_attach(folder):
+        if not folder.is_relative_to(mount.point) or not _may_attach(folder):
             break
         controllers = _WANTED & set(_read(folder / "cgroup.subtree_control").split())
         place = Place(folder=folder, version=2, controllers=frozenset(controllers))
         if controllers:
-            return [place]
+            return place
         bare = place
-    return [bare] if bare else []
+    return bare
 
 
 def _may_attach(folder: Path) -> bool:

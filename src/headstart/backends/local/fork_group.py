@@ -12,6 +12,7 @@ import threading
 
 from headstart.backends.contract import Limits
 from headstart.backends.local.cgroups import Groups
+from headstart.backends.spawner.guest.processes import is_below
 
 __all__ = ["ForkGroup"]
 
@@ -29,12 +30,15 @@ class ForkGroup:
         self._removed = False
         self._kills_told = 0
         self._changing = threading.Lock()
-        self._kills_told = 0
 
-    def take_in(self, root: int) -> None:
-        """Make the group and move `root` and everything below it there, unless it is removed already."""
+    def take_in(self, root: int, *, below: int) -> None:
+        """Make the group and move `root` and everything below it there, unless it is removed already.
+
+        Nothing is moved if `root` has not sprung from the process `below`: it has ended
+        then, and its number is a stranger's.
+        """
         with self._changing:
-            if self._removed:
+            if self._removed or not is_below(root, below):
                 return
             try:
                 self._groups.make(self._name, self._limits, background=self._background)

@@ -27,7 +27,7 @@ from headstart.backends.process.guest import confine
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.channel import Channel
 from headstart.backends.spawner.client import SpawnerClient, open_spawner
-from headstart.backends.spawner.guest.processes import descendants
+from headstart.backends.spawner.guest.processes import descendants, is_below
 from headstart.backends.spawner.guest.runs import remove_tree
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.core.events import PrepareForm
@@ -69,19 +69,16 @@ class ColdPrepared:
 class ProcessSandbox(SpawnedSandbox):
     """A session of processes under an init of ours."""
 
-    def __init__(
-        self, identity: Identity, channel: Channel, entry: Command, *, client: SpawnerClient, pid: int
-    ) -> None:
+    def __init__(self, identity: Identity, channel: Channel, entry: Command, *, client: SpawnerClient) -> None:
         super().__init__(identity.sandbox, channel, entry)
         self._client = client
-        self._pid = pid
 
     async def raise_priority(self) -> None:
         """Undo `background`, where that was possible at all (as root)."""
-        await anyio.to_thread.run_sync(_set_niceness, self._pid, 0)
+        await anyio.to_thread.run_sync(_give_back_priority, self.pid, self._client.pid)
 
     async def usage(self) -> Usage:
-        return await anyio.to_thread.run_sync(tree_usage, self._pid)
+        return await anyio.to_thread.run_sync(tree_usage, self.pid)
 
     async def _remove(self) -> None:
         await self._client.close(self.id, self._channel)
@@ -135,7 +132,7 @@ class ProcessBackend:
         folders = _Folders(self._run / identity.sandbox)
         entry = folders.entry(cold.template.command, identity)
         started = await self._client.start(identity.sandbox, "", folders.plan(cold.template, background=background))
-        return ProcessSandbox(identity, started.channel, entry, client=self._client, pid=started.pid)
+        return ProcessSandbox(identity, started.channel, entry, client=self._client)
 
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
         folders = _Folders(self._run / identity.sandbox)
@@ -147,7 +144,7 @@ class ProcessBackend:
             fork,
             entry,
             nest=nest,
-            raise_priority=lambda: _set_niceness(fork.channel.pid, 0),
+            raise_priority=lambda: _give_back_priority(fork.channel.pid, self._client.pid),
             clean_up=folders.remove,
         )
 
@@ -202,9 +199,11 @@ def _rlimits(limits: Limits) -> dict[str, int]:
     return chosen
 
 
-def _set_niceness(root: int, niceness: int) -> None:
+def _give_back_priority(root: int, spawner: int) -> None:
     if os.geteuid() != 0:
         return  # only root may take niceness back, so nobody else was given any
+    if not is_below(root, spawner):
+        return  # it has ended, and its number may be a stranger's
     for pid in (root, *descendants(root)):
         with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.setpriority(os.PRIO_PROCESS, pid, niceness)
+            os.setpriority(os.PRIO_PROCESS, pid, 0)

@@ -1,8 +1,13 @@
-"""Talking to the init of one sandbox: start commands in it, signal them, learn how they end."""
+"""Talking to the init of one sandbox: start commands in it, signal them, learn how they end.
+
+What an init says is not believed blindly. One that was taken over (a zygote's package has
+the control sockets of its forks in its hands for a moment) may say anything: it loses its
+own sandbox by that, and costs the others nothing. Nor is its word taken for who it is: the
+kernel says who sent the first message, and from then on that process is held by a pidfd.
+"""
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +15,13 @@ from typing import Any
 import anyio
 
 from headstart.backends.contract import Command, ExitStatus
-from headstart.backends.spawner.link import Link, PeerGone
+from headstart.backends.spawner.held import HeldProcess
+from headstart.backends.spawner.link import Link, Nonsense, PeerGone
 from headstart.errors import BackendError
 
 __all__ = ["Channel", "Execution"]
 
+_READY_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 3.0
 
 ADOPTED = 0
@@ -88,22 +95,38 @@ class Channel:
 
     Args:
         link: Our end of the init's control socket.
+        spawner: Pid of the process that the init must have sprung from.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, spawner: int) -> None:
         self._link = link
+        self._spawner = spawner
+        self._init: HeldProcess | None = None
         self._ran_out_of_memory: Callable[[], bool] | None = None
         self._executions: dict[int, Execution] = {}
         self._next_number = ADOPTED + 1
         self._ready = anyio.Event()
+        self._ended = anyio.Event()
         self.lost = anyio.Event()
         """Set when the init is gone, or we have closed."""
 
     async def serve(self) -> None:
-        """Take the init's messages until it is gone or `close` is called."""
+        """Take the init's messages until it is gone or `close` is called, and see it end."""
+        try:
+            await self._take_messages()
+            if self._init is not None:
+                await _see_it_end(self._init)
+        finally:
+            self._ended.set()
+            if self._init is not None:
+                self._init.close()
+
+    async def _take_messages(self) -> None:
         try:
             while True:
                 self._take(await self._link.receive())
+        except Nonsense as error:
+            self._why_lost = f"the sandbox is given up: {error}"
         except PeerGone:
             pass
         finally:
@@ -117,9 +140,12 @@ class Channel:
         """Return once the sandbox can run commands.
 
         Raises:
-            BackendError: It could not be built; the message says at which step.
+            BackendError: It could not be built (the message says at which step), or not within 30 s.
         """
-        await self._ready.wait()
+        with anyio.move_on_after(_READY_TIMEOUT_S):
+            await self._ready.wait()
+        if not self._ready.is_set():
+            raise BackendError(f"the sandbox was not ready within {_READY_TIMEOUT_S:.0f} s")
         if self.lost.is_set():
             raise BackendError(self._why_lost)
 
@@ -172,31 +198,26 @@ class Channel:
 
     @property
     def pid(self) -> int:
-        """The init's, as the service sees it; 0 before it was ready."""
-        return self._link.peer_pid
+        """The init's, as the service sees it; 0 before it was ready. It may mean another once `lost`."""
+        return self._init.pid if self._init is not None else 0
 
     async def end(self) -> None:
         """Let go, and wait until the init has ended everything and itself. Completes under cancellation.
 
         An init that does not end within 3 s is killed, and its PID namespace with it.
         """
-        if not self.lost.is_set() and self.pid:
-            init = os.pidfd_open(self.pid)
-            try:
-                await self._end(init)
-            finally:
-                os.close(init)
+        if self._init is not None:
+            self._link.stop_sending()
+            if not await self._ends_soon():
+                self._init.kill()
+                self.close()  # somebody else may hold the other end
+                await self._ends_soon()
         self.close()
 
-    async def _end(self, init: int) -> None:
-        self._link.stop_sending()
+    async def _ends_soon(self) -> bool:
         with anyio.move_on_after(_END_TIMEOUT_S, shield=True):
-            await anyio.wait_readable(init)
-            await self.lost.wait()
-            return
-        signal.pidfd_send_signal(init, signal.SIGKILL)
-        with anyio.move_on_after(_END_TIMEOUT_S, shield=True):
-            await anyio.wait_readable(init)
+            await self._ended.wait()
+        return self._ended.is_set()
 
     def close(self) -> None:
         """Let go: the init ends the sandbox when it sees that."""
@@ -216,27 +237,51 @@ class Channel:
             raise BackendError(self._why_lost) from error
 
     def _take(self, message: dict[str, Any]) -> None:
-        match message["event"]:
-            case "ready":
+        """Act on a message; an init that was taken over may say anything, and then loses its sandbox.
+
+        Raises:
+            Nonsense: The message means nothing.
+        """
+        match message:
+            case {"event": "ready"}:
+                self._meet_init()
                 self._ready.set()
-            case "broken":
-                self._why_lost = str(message["error"])
-            case "started":
-                self._executions[message["id"]].note_started(message["pid"])
-            case "failed":
-                self._executions.pop(message["id"]).note_failed(message["error"])
-            case "exited":
-                self._executions.pop(message["id"]).note_ended(self._status_in(message))
-            case unknown:
-                raise BackendError(f"an init said {unknown!r}, which means nothing to us")
+            case {"event": "broken", "error": error}:
+                self._why_lost = str(error)
+            case {"event": "started", "id": int() as number, "pid": int() as pid}:
+                self._known(number).note_started(pid)
+            case {"event": "failed", "id": int() as number, "error": error}:
+                self._known(number).note_failed(str(error))
+                del self._executions[number]
+            case {"event": "exited", "id": int() as number}:
+                status = self._status_in(message)
+                self._known(number).note_ended(status)
+                del self._executions[number]
+            case _:
+                raise Nonsense("its init said what means nothing")
+
+    def _meet_init(self) -> None:
+        if self._init is None:
+            self._init = HeldProcess.hold(self._link.peer_pid, below=self._spawner)
+        if self._init is None:
+            raise Nonsense("whoever speaks for it is gone, or was not started by us")
+
+    def _known(self, number: int) -> Execution:
+        try:
+            return self._executions[number]
+        except KeyError:
+            raise Nonsense("its init told of a command that is not running") from None
 
     def _status_in(self, message: dict[str, Any]) -> ExitStatus:
-        killed = message.get("signal") == 9
-        return ExitStatus(
-            code=message.get("code"),
-            signal=message.get("signal"),
-            out_of_memory=killed and self._ran_out_of_memory is not None and self._ran_out_of_memory(),
-        )
+        match message:
+            case {"code": int() as code}:
+                return ExitStatus(code=code)
+            case {"signal": int() as number}:
+                killed = number == signal.SIGKILL
+                ran_out = killed and self._ran_out_of_memory is not None and self._ran_out_of_memory()
+                return ExitStatus(signal=number, out_of_memory=ran_out)
+            case _:
+                raise Nonsense("its init told of an end that is none")
 
     def _lose(self) -> None:
         self.lost.set()
@@ -245,3 +290,11 @@ class Channel:
             execution.note_failed(self._why_lost)
         self._executions.clear()
         self._link.close()
+
+
+async def _see_it_end(init: HeldProcess) -> None:
+    """Wait for the end of an init that has been let go of; kill it if that takes too long."""
+    with anyio.move_on_after(_END_TIMEOUT_S):
+        await init.wait_ended()
+        return
+    init.kill()

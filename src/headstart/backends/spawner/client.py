@@ -41,12 +41,10 @@ class Started:
     """A sandbox whose init is being built.
 
     Attributes:
-        pid: The init's, as the service sees it.
         facts: What the kind said about it.
     """
 
     channel: Channel
-    pid: int
     facts: Mapping[str, Any]
 
 
@@ -105,7 +103,7 @@ class SpawnerClient:
             BackendError: It cannot be built, or the spawner is gone.
         """
         link, theirs = Link.pair()
-        channel = Channel(link)
+        channel = Channel(link, spawner=self.pid)
         self.serve(channel)
         try:
             with theirs:
@@ -115,15 +113,15 @@ class SpawnerClient:
         except BaseException:
             await self.close(sandbox, channel)
             raise
-        return Started(channel=channel, pid=reply["pid"], facts=reply)
+        return Started(channel=channel, facts=reply)
 
     def serve(self, channel: Channel) -> None:
         """Take a channel's messages for as long as the spawner is used."""
         self._tasks.start_soon(channel.serve)
 
-    def run_soon(self, function: Callable[[int], None], argument: int) -> None:
+    def run_soon(self, function: Callable[[], None]) -> None:
         """Run something blocking in a worker thread; leaving `open_spawner` waits for it."""
-        self._tasks.start_soon(anyio.to_thread.run_sync, function, argument)
+        self._tasks.start_soon(anyio.to_thread.run_sync, function)
 
     def call_at_end(self, callback: Callable[[], None]) -> None:
         """Call this when the spawner and everything that it started have ended."""

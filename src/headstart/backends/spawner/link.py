@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,10 +10,10 @@ from typing import Any
 
 import anyio
 
-from headstart.backends.spawner.guest.wire import LARGEST_MESSAGE_BYTES, PeerGone, Wire
+from headstart.backends.spawner.guest.wire import LARGEST_MESSAGE_BYTES, Nonsense, PeerGone, Wire
 from headstart.errors import BackendError
 
-__all__ = ["Link", "PeerGone"]
+__all__ = ["Link", "Nonsense", "PeerGone"]
 
 _SEND_TIMEOUT_S = 10.0
 
@@ -65,12 +66,16 @@ class Link:
         """Return the next message.
 
         Raises:
-            PeerGone: The peer has closed, or we have.
+            PeerGone: The peer has closed or (`Nonsense`) sends what is no message, or we have closed.
         """
+        await anyio.lowlevel.checkpoint()  # a peer that floods us must not keep the loop to itself
         while True:
             received = self._receive_now()
             if received is not None:
-                return received[0]
+                message, descriptors = received
+                for descriptor in descriptors:  # nobody has reason to send us any
+                    os.close(descriptor)
+                return message
             try:
                 await anyio.wait_readable(self._sock)
             except anyio.ClosedResourceError as error:

@@ -100,9 +100,10 @@ class LocalKind:
     def prepare(self, template: str, plan: dict[str, Any]) -> dict[str, Any]:
         """Build the template's tree in a child and keep its mount namespace."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        spawner = os.getpid()
         pid = syscalls.clone(syscalls.CLONE_NEWNS)
         if pid == 0:
-            self._build_tree(plan, write_end, read_end)
+            self._build_tree(plan, write_end, spawner)
         os.close(write_end)
         try:
             with open(read_end, "rb", closefd=False) as told:
@@ -117,9 +118,9 @@ class LocalKind:
         self._templates[template] = _Template(mounts, plan["sandbox"])
         return {"notes": outcome["notes"]}
 
-    def _build_tree(self, plan: dict[str, Any], told: int, read_end: int) -> NoReturn:
+    def _build_tree(self, plan: dict[str, Any], told: int, spawner: int) -> NoReturn:
         try:
-            os.close(read_end)
+            syscalls.be_a_helper_of(spawner, [told])
             try:
                 outcome: dict[str, Any] = {
                     "notes": tree.build_and_enter(self._staging, plan["tree"], idmap=self._privileged)

@@ -93,8 +93,10 @@ def id_mapped_mounts() -> Finding:
 
 
 def pidfd() -> Finding:
+    trial = os.getpid()
     child = os.fork()
     if child == 0:
+        syscalls.be_a_helper_of(trial, [])
         signal.pause()
     descriptor = os.pidfd_open(child)
     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -281,8 +283,10 @@ def _overlay(options: str) -> None:
 def _foreign_user_namespace() -> int:
     """Return a descriptor of a user namespace whose ids are shifted, kept alive by that descriptor."""
     ready, done = os.pipe()
+    trial = os.getpid()
     child = os.fork()
     if child == 0:
+        syscalls.be_a_helper_of(trial, [done])
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         os.write(done, b"x")
         signal.pause()

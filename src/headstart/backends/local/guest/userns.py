@@ -52,10 +52,11 @@ def map_owner(owner: int) -> list[tuple[int, int, int]]:
 def make(uids: list[tuple[int, int, int]], gids: list[tuple[int, int, int]]) -> int:
     """Return a descriptor of a new user namespace with these maps (inside, outside, count); root only."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
     pid = syscalls.clone(syscalls.CLONE_NEWUSER)
     if pid == 0:
         try:
-            os.close(write_end)
+            syscalls.be_a_helper_of(parent, [read_end])
             os.read(read_end, 1)
         finally:
             os._exit(0)

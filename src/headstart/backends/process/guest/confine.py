@@ -6,7 +6,8 @@ import os
 import signal
 from typing import Any
 
-from headstart.backends.spawner.guest import processes, runs, syscalls
+from headstart.backends.process.guest.guard import leave_guard_behind
+from headstart.backends.spawner.guest import runs, syscalls
 from headstart.backends.spawner.guest.init import Init, set_limits
 
 __all__ = ["enter"]
@@ -40,7 +41,7 @@ def enter(plan: dict[str, Any]) -> None:
     if os.fork() != 0:
         os._exit(0)
     os.setsid()
-    _leave_guard_behind(plan["control_fd"])
+    leave_guard_behind(plan["control_fd"])
     os.nice(plan["niceness"])
     for folder in plan["directories"]:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -66,23 +67,6 @@ def enter(plan: dict[str, Any]) -> None:
         init.serve()
     finally:
         os._exit(70)
-
-
-def _leave_guard_behind(control: int) -> None:
-    """Fork: the child goes on as the subreaper; the parent ends what that leaves if it is killed itself.
-
-    The parent keeps `control` open, unread, so that the service sees its end only when all is over.
-    """
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    subreaper = os.fork()
-    if subreaper == 0:
-        return
-    try:
-        syscalls.close_all_descriptors_except([control])
-        os.waitpid(subreaper, 0)
-        processes.kill_everything_below(os.getpid())
-    finally:
-        os._exit(0)
 
 
 def _remove(folders: list[str]) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 from typing import Any, NoReturn
 
+from headstart.backends.process.guest.guard import leave_guard_behind
 from headstart.backends.spawner.guest import runs, syscalls
 from headstart.backends.spawner.guest.init import Init, reset_signals
 
@@ -13,7 +14,7 @@ __all__ = ["ProcessKind", "make_kind"]
 
 
 class ProcessKind:
-    """Forks an init (a subreaper) per sandbox, with its private folders."""
+    """Forks an init (a subreaper) and its guard for each sandbox, with its private folders."""
 
     grace_s = 0.7
 
@@ -41,8 +42,10 @@ class ProcessKind:
             syscalls.set_title("headstart-init")
             os.setsid()
             os.nice(order["niceness"])
+            own_control = fcntl.fcntl(control, fcntl.F_DUPFD_CLOEXEC, 64)
+            leave_guard_behind(own_control)
             init = Init(
-                fcntl.fcntl(control, fcntl.F_DUPFD_CLOEXEC, 64),
+                own_control,
                 ends_with_namespace=False,
                 lifeline=self._lifeline,
                 at_end=lambda: _remove(order["directories"]),

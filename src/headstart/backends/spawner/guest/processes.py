@@ -11,10 +11,14 @@ __all__ = [
     "descendants",
     "exit_facts",
     "is_alive",
+    "is_below",
     "kill_everything_below",
     "kill_everything_in_namespace",
     "reap",
 ]
+
+_PF_EXITING = 0x4
+"""Among the kernel's flags of a process: set before its descriptors are closed, which others may notice."""
 
 
 def children(pid: int) -> list[int]:
@@ -30,12 +34,26 @@ def children(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs or could run; one that only waits to be reaped has ended."""
+    """Whether a process runs or could run; one that is on its way out, or waits to be reaped, has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as facts:
-            return facts.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+            fields = facts.read().rpartition(b")")[2].split()
     except OSError:
         return False
+    return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
+
+
+def is_below(pid: int, top: int) -> bool:
+    """Whether a process is a descendant of `top`, as far as /proc shows it."""
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as facts:
+                pid = int(facts.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            return False  # it ended while we looked
+        if pid == top:
+            return True
+    return False
 
 
 def descendants(pid: int) -> list[int]:

@@ -11,6 +11,7 @@ import signal
 import struct
 
 __all__ = [
+    "be_a_helper_of",
     "can_scope_sockets_and_signals",
     "clone",
     "close_all_descriptors_except",
@@ -179,6 +180,18 @@ def move_mount(descriptor: int, target: str) -> None:
 
 def prctl(option: int, argument: int = 0, more: int = 0) -> int:
     return _check(_prctl(option, argument, more, 0, 0), f"prctl({option})")
+
+
+def be_a_helper_of(parent: int, keep: list[int]) -> None:
+    """As a fresh fork of `parent`: die with it, and hold none of its descriptors but `keep` and 0, 1, 2.
+
+    A helper that kept the other end of a channel open would hide from the peer that
+    `parent` has died.
+    """
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has died already
+        os._exit(70)
+    close_all_descriptors_except([0, 1, 2, *keep])
 
 
 def forbid_new_privileges() -> None:

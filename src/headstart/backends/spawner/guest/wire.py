@@ -15,9 +15,9 @@ import select
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-__all__ = ["LARGEST_MESSAGE_BYTES", "PeerGone", "Wire"]
+__all__ = ["LARGEST_MESSAGE_BYTES", "Nonsense", "PeerGone", "Wire"]
 
 LARGEST_MESSAGE_BYTES = 192 * 1024
 """What fits a socket buffer of the kernel's default size, with its overhead."""
@@ -31,6 +31,10 @@ _CREDENTIALS = struct.Struct("iII")
 
 class PeerGone(Exception):
     """The other end has closed, or reads so slowly that it cannot be told from that."""
+
+
+class Nonsense(PeerGone):
+    """The other end says what it must not: as good as gone, and nothing more is heard of it."""
 
 
 class Wire:
@@ -96,7 +100,7 @@ class Wire:
         """Return the next message and its descriptors, or None if there is none now.
 
         Raises:
-            PeerGone: The peer has closed.
+            PeerGone: The peer has closed, or (`Nonsense`) sends what is no message.
         """
         space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
         try:
@@ -111,7 +115,12 @@ class Wire:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise PeerGone("end of file" if not data else "a message came cut")
-        return json.loads(data), descriptors
+        try:
+            return _decoded(data), descriptors
+        except Nonsense:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
 
     def wait(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for a message, without bound.
@@ -142,3 +151,14 @@ def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return list(descriptors)
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in `data`, whatever a hostile peer may have sent instead."""
+    try:
+        message: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Nonsense("what it sends is no JSON") from error
+    if not isinstance(message, dict):
+        raise Nonsense("what it sends is no JSON object")
+    return cast("dict[str, Any]", message)
