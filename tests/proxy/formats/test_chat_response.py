@@ -212,8 +212,8 @@ def test_a_stream_without_any_chunk_is_unreadable() -> None:
 def whole(response: object) -> tuple[list[str], ResponseReader]:
     reader = ChatCompletions().response_reader(GENERATION, streamed=False)
     body = json.dumps(response).encode()
-    assert list(reader.feed(body[:5], 1.0)) == list(reader.feed(body[5:], 1.0)) == []
-    return list(map(short, reader.finish(2.0))), reader
+    said = [*reader.feed(body[:5], 1.0), *reader.feed(body[5:], 1.0)]
+    return list(map(short, said if reader.outcome is not None else reader.finish(2.0))), reader
 
 
 def test_a_whole_response_gives_the_same_events() -> None:
@@ -231,6 +231,16 @@ def test_a_whole_response_gives_the_same_events() -> None:
         "close 1 b {} ",
     ]
     assert reader.output_tokens == 9
+
+
+def test_a_whole_response_is_read_when_it_is_whole_and_not_when_its_exchange_ends() -> None:
+    reader = ChatCompletions().response_reader(GENERATION, streamed=False)
+    body = json.dumps({"choices": [{"index": 0, "message": {"content": "Yes {really}"}}]}).encode() + b"\n"
+    cut = body.index(b"}") + 1
+    assert list(reader.feed(body[:cut], 1.0)) == []
+    assert reader.outcome is None
+    assert list(map(short, reader.feed(body[cut:], 2.0))) == ["text Yes {really}"]
+    assert reader.outcome is GenerationOutcome.COMPLETED
 
 
 @pytest.mark.parametrize("response", [[], {}, {"choices": []}, "x"])

@@ -39,6 +39,8 @@ __all__ = ["ChatStream", "WholeChat"]
 
 MAX_WHOLE_BYTES = 32 * 1024 * 1024
 MAX_CALLS = 1_024
+_LOOKED_AT = 16
+"""Bytes at a response's end that may be white space behind its last brace."""
 
 
 @dataclass(slots=True)
@@ -215,11 +217,19 @@ class WholeChat:
         self._body = bytearray()
         self._message = _Message(generation)
 
-    def feed(self, data: bytes, at_s: float) -> Sequence[ModelEvent]:  # noqa: ARG002 - nothing is known before the end
+    def feed(self, data: bytes, at_s: float) -> Sequence[ModelEvent]:
+        """Read the response as soon as it is whole: its client does not wait for the exchange's end either."""
         self._body += data
         if len(self._body) > MAX_WHOLE_BYTES:
             raise Unreadable(f"the response is larger than {MAX_WHOLE_BYTES} bytes")
-        return ()
+        if not self._body[-_LOOKED_AT:].rstrip().endswith(b"}"):
+            return ()
+        try:
+            said = self.finish(at_s)
+        except Unreadable:
+            return ()  # not whole yet; if it never is, `finish` says so
+        self.outcome = GenerationOutcome.COMPLETED
+        return said
 
     def finish(self, at_s: float) -> Sequence[ModelEvent]:
         response = read_object(bytes(self._body))
