@@ -26,7 +26,7 @@ class Run:
 
     def __init__(self, base: str) -> None:
         os.makedirs(base, mode=0o700, exist_ok=True)
-        with open(base + "/sweep.lock", "a") as guard:
+        with open(base + "/sweep.lock", "a", opener=_private) as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             self.swept = _sweep(base)
             self.name = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
@@ -37,13 +37,18 @@ class Run:
 
     def note_cgroup(self, path: str) -> None:
         """Remember a control group, before it is made."""
-        with open(self.path + "/cgroups", "a") as listing:
+        with open(self.path + "/cgroups", "a", opener=_private) as listing:
             listing.write(path + "\n")
 
     def remove(self) -> None:
         """Remove the folder and the control groups; nothing of the run may live any more."""
         _remove_run(self.path)
         os.close(self._lock)
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its user can read (the umask is the sandboxes')."""
+    return os.open(path, flags, 0o600)
 
 
 def _sweep(base: str) -> int:
