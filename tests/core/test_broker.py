@@ -272,7 +272,7 @@ def test_a_step_is_traced_from_the_request_to_the_observation() -> None:
     assert (kept.kind, kept.void) == (BetKind.KEEP, True)
     assert isinstance(summary, SessionSummary)
     assert summary.closed
-    assert summary.saved_share == pytest.approx(0.75 / (3.0 + 0.75))
+    assert (summary.wall_s, summary.hidden_s) == pytest.approx((3.0, 0.75))
 
 
 def test_a_step_before_the_join_becomes_its_sessions() -> None:

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
-from headstart.ids import ResourceId
-
-__all__ = ["Action", "ActionKey", "Annotations", "Effect", "action_key", "canonical_arguments", "effect_of"]
+__all__ = ["ActionKey", "Annotations", "Effect", "action_key", "canonical_arguments", "effect_of"]
 
 ActionKey = NewType("ActionKey", str)
 """32 hex digits that identify resource, tool and canonical arguments."""
@@ -34,25 +32,6 @@ class Effect(Enum):
     """Everything else, and everything unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """One call as the agent means it.
-
-    Attributes:
-        resource: The server that has the tool.
-        tool: The tool's own name there (not `server__tool`).
-        arguments: Canonical JSON text.
-    """
-
-    resource: ResourceId
-    tool: str
-    arguments: str
-
-    @property
-    def key(self) -> ActionKey:
-        return action_key(self.resource, self.tool, self.arguments)
-
-
 def canonical_arguments(arguments: Mapping[str, object] | None) -> str:
     """Return the canonical JSON text of a call's arguments (`{}` for None).
 
@@ -63,7 +42,7 @@ def canonical_arguments(arguments: Mapping[str, object] | None) -> str:
 
 
 def action_key(resource: str, tool: str, arguments: str) -> ActionKey:
-    """Digest an action; `arguments` must be canonical."""
+    """Digest an action: the server, the tool's own name there, and its canonical arguments."""
     text = "\x1f".join((resource, tool, arguments))
     return ActionKey(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
 
@@ -82,16 +61,15 @@ def effect_of(
     override: Effect | None,
     annotations: Annotations,
     annotations_trusted: bool,
-    seen_to_change_state: bool,
 ) -> Effect:
-    """Decide a call's effect; the first answer wins (DESIGN: override, trusted hints, observation, EXTERNAL).
+    """Decide a call's effect; the first answer wins: the config's override, the tool's hints if trusted, EXTERNAL.
 
-    A tool that was seen to change its sandbox is no READ, whatever its hints say.
+    Nothing observes what a call did to its sandbox, so a trusted tool's hints are taken at their word.
     """
     if override is not None:
         return override
     if not annotations_trusted or annotations.open_world is not False:
         return Effect.EXTERNAL
-    if annotations.read_only and not seen_to_change_state:
+    if annotations.read_only:
         return Effect.READ
     return Effect.WRITE

@@ -48,7 +48,7 @@ __all__ = [
 
 
 class PrepareForm(Enum):
-    """From what a sandbox is started (DESIGN: prepared form)."""
+    """The prepared form: from what a sandbox is started."""
 
     COLD = "cold"
     ZYGOTE = "zygote"

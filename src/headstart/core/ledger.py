@@ -54,11 +54,6 @@ class PredictorRecord:
         """The denominator of the hit rate."""
         return self.hits + self.misses
 
-    @property
-    def hit_rate(self) -> float | None:
-        """`hits / decided`, None while nothing is decided."""
-        return self.hits / self.decided if self.decided else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatistics:

@@ -44,7 +44,6 @@ class Refusal(Enum):
     WASTE_MEMORY = "unclaimed bets hold all the memory they may"
     WASTE_CPU = "too much CPU was wasted lately"
     POOL_MEMORY = "the memory budget leaves no room"
-    START_SLOTS = "starts that are waited for come first"
     BACKING_OFF = "its starts have been failing"
     NOT_PREDICTIVE = "the pool's mode takes no bets"
     UNKNOWN = "no such server for this session"

@@ -220,12 +220,6 @@ class SessionSummary:
     wasted_byte_s: float = 0.0
     closed: bool = False
 
-    @property
-    def saved_share(self) -> float:
-        """What was saved as a share of what it would have taken: hidden / (wall + hidden)."""
-        whole_s = self.wall_s + self.hidden_s
-        return self.hidden_s / whole_s if whole_s else 0.0
-
 
 def tile(activities: Iterable[Activity], *, start_s: float, end_s: float) -> tuple[Span, ...]:
     """Attribute [start_s, end_s] to the activities on the critical path.

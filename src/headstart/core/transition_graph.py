@@ -96,12 +96,6 @@ class TransitionGraph:
         if len(self._rows) > self._limits.states:
             del self._rows[next(iter(self._rows))]
 
-    def forget(self, resource: ResourceId) -> None:
-        """Drop a server, as a state and as a successor."""
-        self._rows.pop(resource, None)
-        for row in self._rows.values():
-            row.total -= row.counts.pop(resource, 0.0)
-
     def export(self) -> GraphData:
         """Return the counts as plain data, oldest use first."""
         return {

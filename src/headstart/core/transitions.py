@@ -96,12 +96,6 @@ class PrefetchPolicy(Protocol):
         """
         ...
 
-    def probability(
-        self, state: ResourceId, successor: ResourceId, *, session: Row, principal: Row, servers: int
-    ) -> float:
-        """Return the probability that the next call is one of `successor`'s (staying included)."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPolicy:
@@ -129,7 +123,7 @@ class PricedPolicy:
         # `probability`, with what does not depend on the successor taken out of the loop
         within = 1.0
         if state != START:
-            stay = self.probability(state, state, session=session, principal=principal, servers=len(start_s))
+            stay = self.probability(state, session=session, principal=principal, servers=len(start_s))
             within = sum(stay**calls for calls in range(self.horizon))
         uniform = self.alpha / max(1, len(start_s))
         scale = self.session_weight / (principal.total + self.alpha)
@@ -143,10 +137,8 @@ class PricedPolicy:
                 likely.append((mass / steps, successor))
         return _named(nlargest(self.limit, likely), state, session, principal)
 
-    def probability(
-        self, state: ResourceId, successor: ResourceId, *, session: Row, principal: Row, servers: int
-    ) -> float:
-        del state
+    def probability(self, successor: ResourceId, *, session: Row, principal: Row, servers: int) -> float:
+        """Return the probability that the very next call is one of `successor`'s, staying included."""
         before = (principal.counts.get(successor, 0.0) + self.alpha / max(1, servers)) / (principal.total + self.alpha)
         own = session.counts.get(successor, 0.0) + self.session_weight * before
         return own / (session.total + self.session_weight)
@@ -176,15 +168,13 @@ class PaperPolicy:
             for successor in principal.counts
             if successor != state
             and start_s.get(successor, 0.0) >= self.cost_threshold_s
-            and (p := self.probability(state, successor, session=session, principal=principal, servers=len(start_s)))
+            and (p := self.probability(successor, principal=principal, servers=len(start_s)))
             >= self.probability_threshold
         ]
         return _named(nlargest(self.budget, likely), state, session, principal)
 
-    def probability(
-        self, state: ResourceId, successor: ResourceId, *, session: Row, principal: Row, servers: int
-    ) -> float:
-        del state, session
+    def probability(self, successor: ResourceId, *, principal: Row, servers: int) -> float:
+        """Return the paper's smoothed share of `successor`, staying included."""
         return (principal.counts.get(successor, 0.0) + self.alpha) / (principal.total + self.alpha * max(1, servers))
 
 
@@ -277,19 +267,6 @@ class TransitionPredictor:
         """
         state, own, shared = self._rows(principal, session)
         return self._policy.choose(state, session=own, principal=shared, start_s=start_s)
-
-    def probability(self, *, principal: PrincipalId, session: SessionId, resource: ResourceId, servers: int) -> float:
-        """Return the probability that the session's next call is one of `resource`'s, staying included.
-
-        `servers` is how many the session can reach.
-        """
-        state, own, shared = self._rows(principal, session)
-        return self._policy.probability(state, resource, session=own, principal=shared, servers=servers)
-
-    def state(self, session: SessionId) -> ResourceId:
-        """Return the server that the session called last, or `START`."""
-        track = self._tracks.get(session)
-        return START if track is None else track.state
 
     def close_session(self, session: SessionId) -> None:
         """Forget a session's own history (its principal's counts stay)."""

@@ -100,7 +100,6 @@ class ConfiguredServers:
             override=Effect(override) if override is not None else None,
             annotations=annotations,
             annotations_trusted=server.trust_annotations,
-            seen_to_change_state=False,
         )
 
     # ------------------------------------------------------------ for the core

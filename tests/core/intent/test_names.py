@@ -132,11 +132,3 @@ def test_a_tool_without_a_letter_does_not_answer_to_its_servers_name() -> None:
 def test_tools_in_other_scripts_are_kept_apart() -> None:
     names = ToolNames({ResourceId("files"): ("读取", "写入")})
     assert names.resolve("files.写入") == ResolvedTool(resource=ResourceId("files"), tool="写入")
-
-
-def test_a_name_still_being_written_points_to_its_server_as_soon_as_only_one_is_left(names: ToolNames) -> None:
-    assert names.resolve_prefix("mcp__git__") == "git"
-    assert names.resolve_prefix("wik") == "wiki"
-    assert names.resolve_prefix("search") is None
-    assert names.resolve_prefix("f") is None
-    assert names.resolve_prefix("") is None

@@ -30,7 +30,7 @@ from headstart.core.intent.stopwords import STOP_WORDS
 from headstart.core.intent.words import Normaliser, forms
 from headstart.ids import ResourceId
 
-__all__ = ["Crossing", "Lexicon", "Scan", "ScanStatistics"]
+__all__ = ["Crossing", "Lexicon", "Scan"]
 
 _MOST_SEEN = 1_024
 """Distinct keywords that one stream can hit; a text that hits more is a dictionary, not an intent."""
@@ -105,14 +105,6 @@ def _patterns(texts: Sequence[str], verbs: Mapping[str, bool]) -> dict[str, int]
     return patterns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanStatistics:
-    """What a stream's scan holds on to."""
-
-    held_characters: int
-    distinct_hits: int
-
-
 @dataclass(slots=True, kw_only=True)
 class _Score:
     specific: float = 0.0
@@ -151,9 +143,6 @@ class Scan:
         crossings = self._read(self._pieces.finish(), weight)
         self._tail = " "
         return crossings
-
-    def statistics(self) -> ScanStatistics:
-        return ScanStatistics(held_characters=len(self._tail), distinct_hits=len(self._seen))
 
     def _read(self, text: str, weight: float) -> tuple[Crossing, ...]:
         if not text or len(self._seen) >= _MOST_SEEN:

@@ -66,8 +66,6 @@ class ToolNames:
     ResolvedTool(resource='git', tool='git_log', certain=True)
     >>> names.resolve("files.read").tool, names.resolve("no_such_tool")
     ('read', None)
-    >>> names.resolve_prefix("mcp__files__r"), names.resolve_prefix("git")
-    ('files', 'git')
     """
 
     def __init__(self, tools: Mapping[ResourceId, tuple[str, ...]]) -> None:
@@ -101,25 +99,6 @@ class ToolNames:
         if entry is not None:
             return ResolvedTool(resource=entry[0], tool=entry[1])
         return self._resolve_plain(written, offered) or self._resolve_aliased(written, offered)
-
-    def resolve_prefix(self, written: str) -> ResourceId | None:
-        """Return the only server that a name which begins like this can mean, or None.
-
-        For names that are still being written. Costs a pass over all names.
-        """
-        if not 0 < len(written) <= LONGEST_NAME:
-            return None
-        for rest in _without_prefixes(written):
-            owners = {
-                resource
-                for table in (self._merged, self._plain)
-                for name, entries in table.items()
-                if name.startswith(rest)
-                for resource, _ in entries
-            }
-            if owners:
-                return owners.pop() if len(owners) == 1 else None
-        return None
 
     def _qualified(self, written: str) -> _Entry | None:
         """Read a name that holds its server's; None if no reading has one answer."""

@@ -41,7 +41,7 @@ from headstart.core.stream import (
 )
 from headstart.ids import GenerationId, PrincipalId, ResourceId
 
-__all__ = ["KeywordRouter", "KeywordStatistics", "ToolNameRouter", "Union", "default_router"]
+__all__ = ["KeywordRouter", "ToolNameRouter", "Union", "default_router"]
 
 _MOST_STREAMS: Final = 4_096
 """Generations followed at once; the oldest is dropped (its end was lost)."""
@@ -68,19 +68,6 @@ class _Stream:
     kind: TextKind | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeywordStatistics:
-    """What a keyword router holds on to.
-
-    Attributes:
-        streams: Generations being scanned.
-        lexicons_built: Since the start; principals with the same servers share one.
-    """
-
-    streams: int
-    lexicons_built: int
-
-
 class KeywordRouter:
     """Names a server when γ distinct keywords of its own were seen in a generation.
 
@@ -92,7 +79,6 @@ class KeywordRouter:
         self._gamma = gamma
         self._profiles: dict[PrincipalId, dict[ResourceId, ServerProfile]] = {}
         self._lexicons: dict[PrincipalId, Lexicon] = {}
-        self._lexicons_built = 0
         self._latest: tuple[tuple[ServerProfile, ...], Lexicon] | None = None
         self._read_profile = lru_cache(maxsize=_MOST_PROFILES)(profile_of)
         self._streams: dict[GenerationId, _Stream] = {}
@@ -129,9 +115,6 @@ class KeywordRouter:
 
     def confirm(self, *, generation: GenerationId, resource: ResourceId) -> None:
         """Nothing to learn: keywords come from the servers' own texts."""
-
-    def statistics(self) -> KeywordStatistics:
-        return KeywordStatistics(streams=len(self._streams), lexicons_built=self._lexicons_built)
 
     def _begin(self, event: GenerationStarted) -> tuple[Candidate, ...]:
         stream = _Stream(started=event, scan=Scan(self._lexicon(event.principal), gamma=self._gamma))
@@ -185,7 +168,6 @@ class KeywordRouter:
         """Build a lexicon, or share the one built last: principals mostly have the same servers."""
         if self._latest is None or self._latest[0] != profiles:
             self._latest = profiles, Lexicon(profiles)
-            self._lexicons_built += 1
         return self._latest[1]
 
 
@@ -279,11 +261,6 @@ class Union:
     def __init__(self, routers: Sequence[IntentRouter]) -> None:
         self._routers = tuple(routers)
         self._best: dict[GenerationId, dict[ResourceId, Candidate]] = {}
-        self._first: dict[GenerationId, dict[ResourceId, PredictorName]] = {}
-
-    @property
-    def routers(self) -> tuple[IntentRouter, ...]:
-        return self._routers
 
     def register(self, event: ResourceRegistered) -> None:
         for router in self._routers:
@@ -298,28 +275,20 @@ class Union:
         news = tuple(candidate for candidate in found if self._is_news(candidate)) if found else ()
         if isinstance(event, GenerationEnded):
             self._best.pop(event.generation, None)
-            self._first.pop(event.generation, None)
         return news
 
     def confirm(self, *, generation: GenerationId, resource: ResourceId) -> None:
         for router in self._routers:
             router.confirm(generation=generation, resource=resource)
 
-    def fired_first(self, generation: GenerationId, resource: ResourceId) -> PredictorName | None:
-        """Return which predictor named the server first in a generation that is still being written."""
-        return self._first.get(generation, {}).get(resource)
-
     def _is_news(self, candidate: Candidate) -> bool:
         best = self._best.setdefault(candidate.generation, {})
         if len(self._best) > _MOST_STREAMS:
-            oldest = next(iter(self._best))
-            del self._best[oldest]
-            self._first.pop(oldest, None)
+            del self._best[next(iter(self._best))]
         before = best.get(candidate.resource)
         if before is not None and not _outdoes(candidate, before):
             return False
         best[candidate.resource] = candidate
-        self._first.setdefault(candidate.generation, {}).setdefault(candidate.resource, candidate.predictor)
         return True
 
 
