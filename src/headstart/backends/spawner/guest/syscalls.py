@@ -191,6 +191,7 @@ def be_a_helper_of(parent: int, keep: list[int]) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has died already
         os._exit(70)
+    signal.set_wakeup_fd(-1)  # Python would write to the number, whatever it is by then
     close_all_descriptors_except([0, 1, 2, *keep])
 
 
