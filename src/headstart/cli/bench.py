@@ -34,12 +34,15 @@ def bench_demo(
     json: JsonOption = False,
     runs: RunsOption = _RUNS,
     sessions: Annotated[int | None, typer.Option(min=1, max=10, help="Sessions in each mode.")] = None,
+    gap_s: Annotated[
+        float | None, typer.Option("--gap", min=0, help="Seconds between the sessions' beginnings.")
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Waterfalls, a wrong guess and a kill -9, too.")] = False,
 ) -> None:
     """Real sessions over real servers, in every pool mode."""
     folder = _run_folder(runs, "demo")
     size = demo.QUICK if quick else demo.FULL
-    size = replace(size, sessions=sessions) if sessions else size
+    size = replace(size, sessions=sessions or size.sessions, gap_s=size.gap_s if gap_s is None else gap_s)
     storyteller = Storyteller(show=show and not json)
     watcher = demo.Watcher(
         progress=say, on_cell=storyteller.cell, on_killed=storyteller.killed if storyteller.shows else None

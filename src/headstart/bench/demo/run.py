@@ -21,15 +21,21 @@ __all__ = ["FULL", "QUICK", "Size", "Watcher", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is run: sessions in each cell, and seconds per token."""
+    """How much is run.
+
+    Attributes:
+        sessions: In each cell.
+        paces_s: Seconds per token; every cell is run at each.
+        gap_s: From the beginning of one session to that of the next.
+    """
 
     sessions: int
     paces_s: tuple[float, ...]
+    gap_s: float
 
 
-QUICK = Size(sessions=3, paces_s=(0.020,))
-FULL = Size(sessions=10, paces_s=(0.005, 0.020, 0.050))
-_GAP_S = 0.4
+QUICK = Size(sessions=2, paces_s=(0.020,), gap_s=1.0)
+FULL = Size(sessions=10, paces_s=(0.005, 0.020, 0.050), gap_s=2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
     results: dict[float, list[CellResult]] = {}
     for tpot_s in size.paces_s:
         async with open_model(world.sessions_file, tpot_s=tpot_s) as model_url:
-            pace = Pace(model_url=model_url, tpot_s=tpot_s, gap_s=_GAP_S, scratch=scratch)
+            pace = Pace(model_url=model_url, tpot_s=tpot_s, gap_s=size.gap_s, scratch=scratch)
             for cell in CELLS:
                 watcher.progress(f"{len(recordings)} sessions at {tpot_s * 1000:.0f} ms per token, {cell.name}")
                 result = await run_cell(world, cell, pace, learned=learned, recordings=recordings, backend=backend)
@@ -77,7 +83,7 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
         async with open_model(world.sessions_file, tpot_s=0.020) as model_url:
             copy = scratch / "killed"
             shutil.copytree(learned, copy)
-            pace = Pace(model_url=model_url, tpot_s=0.020, gap_s=_GAP_S, scratch=scratch)
+            pace = Pace(model_url=model_url, tpot_s=0.020, gap_s=size.gap_s, scratch=scratch)
             watcher.on_killed(await kill_in_the_middle(world, pace, learned_copy=copy, backend=backend))
     return _result(results)
 
