@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+import anyio.lowlevel
 import pytest
 from mcp.shared.exceptions import MCPError
 
@@ -20,7 +21,7 @@ from headstart.ids import LOCAL_PRINCIPAL, GenerationId, PrincipalId
 from headstart.runtime.contract import JsonObject
 from headstart.runtime.service import Service
 from headstart.testing.fake_backend import FakeBackend
-from headstart.testing.fake_mcp import ScriptedServer, ScriptedTool
+from headstart.testing.fake_mcp import ScriptedCall, ScriptedServer, ScriptedTool, text
 
 from .conftest import NOTES, OpenService, RecordingChannel, call, scope, scripted, stdio_server, text_of
 
@@ -272,3 +273,29 @@ async def test_what_a_broken_stream_of_events_does_to_the_broker_never_reaches_t
         service.broker.handle = handle  # pyright: ignore[reportAttributeAccessIssue]
         assert (await service.statistics()).events_broken == 1
     assert "the broker could not handle TextArrived" in caplog.text
+
+
+class LostChannel(RecordingChannel):
+    """A client whose way back fails in a way nobody foresaw."""
+
+    async def progress(self, params: JsonObject) -> None:
+        raise OSError("the way back is broken")
+
+
+async def test_a_call_that_fails_in_an_unforeseen_way_gives_its_sandbox_back(
+    open_service: OpenService, tmp_path: Path
+) -> None:
+    async def tell(arguments: JsonObject, call: ScriptedCall) -> JsonObject:
+        await call.progress(1)
+        return text("done")
+
+    script = ScriptedServer(tools=(ScriptedTool(name="tell", handler=tell),))
+    async with (
+        FakeBackend(programs={"mcp-notes": script.program}) as backend,
+        open_service(scripted("notes", tmp_path), backend=backend) as service,
+    ):
+        params = {**call("tell"), "_meta": {"progressToken": "mine"}}
+        with pytest.raises(OSError, match="the way back is broken"):
+            await service.request(scope(), NOTES, "tools/call", params, LostChannel())
+        await anyio.lowlevel.checkpoint()
+        assert service.broker.statistics(0.0).pool.calls == 0

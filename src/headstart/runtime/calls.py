@@ -4,7 +4,7 @@ Each has exactly one of these stories, as the core is told it::
 
     CallArrived … (refused)                     never sent; the client gets the error
     CallArrived … (granted) … CallReturned      answered, by the server or by an error
-    CallArrived … CallAbandoned                 the client left or cancelled
+    CallArrived … CallAbandoned                 the client left or cancelled, or we failed at it
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ class Calls:
         began_s = self._clock.monotonic_s()
         try:
             exchange = await self._exchange(call, sandbox, channel)
-        except anyio.get_cancelled_exc_class():
-            self._report(CallAbandoned(at_s=self._clock.monotonic_s(), call=call.id))
-            raise
         except (MCPError, HeadstartError):
             now_s = self._clock.monotonic_s()
             self._returned(call, Exchange(result={"isError": True}, sent_s=began_s, answered_s=now_s))
+            raise
+        except BaseException:  # cancelled, or a bug (of ours, of the channel's): the lease must not outlive it
+            self._abandoned(call)
             raise
         self._returned(call, exchange)
         return exchange.result
@@ -148,20 +148,16 @@ class Calls:
         try:
             self._report(self._arrival(call))
             decision = await waiting.wait()
-        except anyio.get_cancelled_exc_class():
-            self._report(CallAbandoned(at_s=self._clock.monotonic_s(), call=call.id))
+            if isinstance(decision, GrantLease):
+                return None if decision.sandbox is None else self._granted(call, decision.sandbox)
+        except BaseException:
+            self._abandoned(call)
             raise
         finally:
             del self._waiting[call.id]
-        match decision:
-            case GrantLease(sandbox=None):
-                return None
-            case GrantLease(sandbox=sandbox) if sandbox is not None:
-                return self._granted(call, sandbox)
-            case RefuseLease() as refused:
-                raise self._refused(call, refused)
-            case _:
-                raise AssertionError(f"{call.id} was woken without a decision")
+        if decision is None:
+            raise AssertionError(f"{call.id} was woken without a decision")
+        raise self._refused(call, decision)
 
     def _arrival(self, call: _Call) -> CallArrived:
         tool, asked = "", cast("object", call.asked.params)
@@ -180,7 +176,6 @@ class Calls:
     def _granted(self, call: _Call, sandbox: SandboxId) -> LiveSandbox:
         live = self._paths.fleet.get(sandbox)
         if live is None:
-            self._report(CallAbandoned(at_s=self._clock.monotonic_s(), call=call.id))
             raise ServerUnavailable(f"{call.server.name}: its sandbox ended just now", server=call.server.name)
         live.use(call.session)
         if call.effect is not Effect.READ:
@@ -221,6 +216,10 @@ class Calls:
             scope = call.session.scope
             return await self._paths.remotes.request(scope, call.server.name, call.asked, channel, writes=writes)
         raise faults.timed_out_call(call.server, method)
+
+    def _abandoned(self, call: _Call) -> None:
+        """Tell the core; never raises, so that what ended the call is what its client is told."""
+        self._report_soon(CallAbandoned(at_s=self._clock.monotonic_s(), call=call.id))
 
     def _returned(self, call: _Call, exchange: Exchange) -> None:
         """Tell the core; it takes as long as deciding on a lease, and the answer need not wait for it."""
