@@ -95,3 +95,15 @@ async def test_an_event_reported_while_another_is_carried_out_comes_after_it() -
     driver = Driver(decider=log, journal=log, clock=SystemClock(), execute=execute)
     driver.handle(event("a"))
     assert log.journalled == log.decided == ["a", "b"]
+
+
+async def test_a_bug_met_in_a_report_is_told_and_counted_and_its_reporter_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Log()
+    log.bugs = {"a"}
+    driver = driver_of(log)
+    driver.report(event("a"))
+    driver.report(event("b"))
+    assert (log.decided, driver.broken) == (["a", "b"], 1)
+    assert "RuntimeError: a bug" in caplog.text

@@ -14,7 +14,7 @@ from headstart.backends.contract import Capabilities, Identity, Leftovers, Prepa
 from headstart.backends.process import open_process_backend
 from headstart.clock import SystemClock
 from headstart.config.model import PoolMode, PoolSettings
-from headstart.core.events import Instruction
+from headstart.core.events import Event, Instruction, SandboxExited, SandboxStopped
 from headstart.core.stream import GenerationStarted, TextArrived, ToolCallOpened
 from headstart.errors import SandboxLost
 from headstart.ids import LOCAL_PRINCIPAL, GenerationId, PrincipalId
@@ -273,6 +273,33 @@ async def test_what_a_broken_stream_of_events_does_to_the_broker_never_reaches_t
         service.broker.handle = handle  # pyright: ignore[reportAttributeAccessIssue]
         assert (await service.statistics()).events_broken == 1
     assert "the broker could not handle TextArrived" in caplog.text
+
+
+async def test_the_broker_s_trouble_with_a_sandbox_s_end_does_not_end_the_service(
+    open_service: OpenService, tmp_path: Path
+) -> None:
+    script = ScriptedServer(tools=(ScriptedTool(name="read"),))
+    async with (
+        FakeBackend(programs={"mcp-notes": script.program}) as backend,
+        open_service(scripted("notes", tmp_path), backend=backend) as service,
+    ):
+        await ask(service, "read")
+        handle = service.broker.handle
+
+        def broken(event: Event) -> list[Instruction]:
+            match event:
+                case SandboxExited() | SandboxStopped():
+                    raise RuntimeError("a bug")
+                case _:
+                    return handle(event)
+
+        service.broker.handle = broken  # pyright: ignore[reportAttributeAccessIssue]
+        await service.close_session(scope().session, reason="over")
+        with anyio.fail_after(5):
+            await service.wait_idle()
+        assert text_of(await ask(service, "read", session="another")) == "{}"
+        assert (await service.statistics()).events_broken == 1
+        service.broker.handle = handle  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class LostChannel(RecordingChannel):

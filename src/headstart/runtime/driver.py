@@ -63,7 +63,7 @@ class Driver:
         self.broken = 0
 
     def handle(self, event: Event) -> None:
-        """Handle an event now, or right after the one at hand.
+        """Handle an event now, or right after the one at hand; for those whom its decision concerns.
 
         Raises:
             InvalidTransition: The broker has no row for it. Others' events are still handled.
@@ -72,6 +72,14 @@ class Driver:
         failure = self._handle_waiting(event)
         if failure is not None:
             raise failure
+
+    def report(self, event: Event) -> None:
+        """Handle an event like `handle`, but never raise: what happened has happened, and its reporter goes on.
+
+        What the broker cannot handle is logged with its story and counted.
+        """
+        self._waiting.append(event)
+        self._handle_waiting(None)
 
     def handle_soon(self, event: Event) -> None:
         """Handle an event once the task at hand pauses, at the latest before the next event."""
@@ -126,10 +134,4 @@ class Driver:
                 await self._timer_changed.wait()
                 continue
             self._timer_s = None
-            self._fire()
-
-    def _fire(self) -> None:
-        try:
-            self.handle(TimerFired(at_s=self._clock.monotonic_s()))
-        except Exception:  # noqa: BLE001 told by `handle`; without its timer the broker would stand still
-            return
+            self.report(TimerFired(at_s=self._clock.monotonic_s()))

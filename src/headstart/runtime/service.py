@@ -129,7 +129,7 @@ class Service:
             sessions=self._sessions,
             forms=self._forms,
             clock=self._clock,
-            report=self._driver.handle,
+            report=self._driver.report,
         )
         self._traces = Traces(self.broker, self._store)
         voices = Voices(
@@ -144,7 +144,7 @@ class Service:
             servers=self._servers,
             forms=self._forms,
             home=Home(
-                report=self._driver.handle,
+                report=self._driver.report,
                 fresh_lists=self._catalogues.fresh,
                 lists_changed=voices.lists_changed,
                 tell=voices.tell,
@@ -318,7 +318,7 @@ class Service:
     async def close_session(self, session: SessionId, *, reason: str) -> None:
         """See `ToolRuntime.close_session`."""
         if self._sessions.close(session) is not None:
-            self._driver.handle(SessionClosed(at_s=self._clock.monotonic_s(), session=session, reason=reason))
+            self._driver.report(SessionClosed(at_s=self._clock.monotonic_s(), session=session, reason=reason))
             self._remotes.close(session)
             self._traces.collect()
         self._store.release(session)
@@ -332,9 +332,9 @@ class Service:
         try:
             if isinstance(event, GenerationStarted):
                 self._introduce(event.principal)
-            self._driver.handle(event)
-        except Exception:  # noqa: BLE001 told and counted by the driver; a model's stream must not suffer from it
-            return
+            self._driver.report(event)
+        except Exception:  # noqa: BLE001 a model's stream must not suffer from what we make of it
+            _log.exception("%s could not be taken", type(event).__name__)
 
     # ------------------------------------------------------------ calls
 
@@ -380,7 +380,7 @@ class Service:
 
     async def drain(self, *, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Refuse new calls, stop all sandboxes, and return when none is left or time is up."""
-        self._driver.handle(DrainRequested(at_s=self._clock.monotonic_s()))
+        self._driver.report(DrainRequested(at_s=self._clock.monotonic_s()))
         self._remotes.close_all()
         with anyio.move_on_after(timeout_s) as limit:
             await self._fleet.wait_empty()
