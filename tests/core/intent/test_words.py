@@ -18,6 +18,8 @@ from headstart.core.intent.words import Normaliser, forms, normal, singular
         ("résumé", "resume"),
         ("re\u0301sume\u0301", "resume"),
         ("İstanbul", "istanbul"),
+        ("\u201cdon\u2019t\u201d\u2026 1\u20132", "don t 1 2"),
+        ("\u201cnaïve\u201d\u2014résumé", "naive resume"),
         ("天气预报", "天 气 预 报"),
         ("", ""),
         ("_-_", ""),
