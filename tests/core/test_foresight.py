@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headstart.core.bets import BetKind, PredictorName
 from headstart.core.bookmaker import Bookmaker
-from headstart.core.events import ResourceRegistered, ResourceWithdrawn, ToolProfile
+from headstart.core.events import ResourceRegistered, ToolProfile
 from headstart.core.foresight import TRANSITIONS, Foresight, Proposal
 from headstart.core.policy import BetRule
 from headstart.core.pool import Estimates
@@ -69,11 +69,9 @@ def test_a_conversation_without_a_session_is_its_own_backer() -> None:
     assert (proposal.bet.session, proposal.backer) == (None, TALK)
 
 
-def test_nothing_is_proposed_for_a_remote_or_withdrawn_server() -> None:
+def test_nothing_is_proposed_for_a_remote_server() -> None:
     made, _ = foresight()
     assert opened(made, "far__far_do") == []
-    made.withdraw(ResourceWithdrawn(at_s=0.0, principal=ME, resource=GIT))
-    assert opened(made, "git__git_do") == []
 
 
 def test_habits_become_prefetch_bets_with_their_evidence() -> None:

@@ -22,7 +22,6 @@ from headstart.core.events import (
     Priority,
     RefuseLease,
     ResourceRegistered,
-    ResourceWithdrawn,
     SandboxBecameReady,
     SandboxExited,
     SandboxMeasured,
@@ -79,12 +78,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.next_call = 0
         self.next_bet = 0
         self.draining = False
-        self.registered: set[ResourceId] = set()
         for resource in RESOURCES:
             self.register(resource)
 
     def register(self, resource: ResourceId) -> None:
-        self.registered.add(resource)
         self.tell(
             ResourceRegistered(
                 at_s=self.now_s,
@@ -191,7 +188,7 @@ class PoolMachine(RuleBasedStateMachine):
                 read_only=read_only,
             )
         )
-        if session not in self.open or self.draining or resource not in self.registered:
+        if session not in self.open or self.draining:
             assert self.ended[call] == "refused"
 
     @rule(data=st.data())
@@ -297,9 +294,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.tell(TimerFired(at_s=self.now_s))
 
     @rule(resource=st.sampled_from(RESOURCES))
-    def withdraw_and_register(self, resource: ResourceId) -> None:
-        self.registered.discard(resource)
-        self.tell(ResourceWithdrawn(at_s=self.now_s, principal=ME, resource=resource))
+    def register_again(self, resource: ResourceId) -> None:
         self.register(resource)
 
     @precondition(lambda self: len(self.calls) > 8)

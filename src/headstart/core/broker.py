@@ -31,7 +31,6 @@ from headstart.core.events import (
     Instruction,
     RefuseLease,
     ResourceRegistered,
-    ResourceWithdrawn,
     SandboxBecameReady,
     SandboxExited,
     SandboxStartFailed,
@@ -339,8 +338,6 @@ class Broker:
         match event:
             case ResourceRegistered():
                 self._foresight.register(event)
-            case ResourceWithdrawn():
-                self._foresight.withdraw(event)
             case CallReturned():
                 self._tracer.returned(event)
             case CallAbandoned():

@@ -30,7 +30,6 @@ __all__ = [
     "RaisePriority",
     "RefuseLease",
     "ResourceRegistered",
-    "ResourceWithdrawn",
     "SandboxBecameReady",
     "SandboxExited",
     "SandboxMeasured",
@@ -74,7 +73,6 @@ class StopReason(Enum):
     IDLE = "idle longer than it was worth"
     DRAINING = "the service is stopping"
     UNWANTED = "its session left before it was ready"
-    WITHDRAWN = "its server was removed from the config"
 
 
 class LeaseRefusal(Enum):
@@ -129,13 +127,6 @@ class ResourceRegistered:
     start_s: float = 1.0
     start_cpu_s: float = 1.0
     memory_bytes: int = 100_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceWithdrawn:
-    at_s: float
-    principal: PrincipalId
-    resource: ResourceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +253,6 @@ class DrainRequested:
 Event = (
     ModelEvent
     | ResourceRegistered
-    | ResourceWithdrawn
     | SessionOpened
     | SessionClosed
     | CallArrived

@@ -21,7 +21,7 @@ from typing import Final
 
 from headstart.core.bets import Bet, BetKind, PredictorName
 from headstart.core.bookmaker import Bookmaker
-from headstart.core.events import ResourceRegistered, ResourceWithdrawn
+from headstart.core.events import ResourceRegistered
 from headstart.core.intent import Candidate, KeywordRouter, ToolNameRouter, Union
 from headstart.core.intent.names import ToolNames
 from headstart.core.pool import Estimate, Estimates
@@ -90,12 +90,6 @@ class Foresight:
         self._router.register(event)
         self._servers.setdefault(event.principal, {})[event.resource] = event
         self.start_measured(event.principal, event.resource)
-
-    def withdraw(self, event: ResourceWithdrawn) -> None:
-        """A server is gone."""
-        self._router.withdraw(event)
-        self._servers.get(event.principal, {}).pop(event.resource, None)
-        self._start_s.get(event.principal, {}).pop(event.resource, None)
 
     def start_measured(self, principal: PrincipalId, resource: ResourceId) -> None:
         """What a start takes is known better."""

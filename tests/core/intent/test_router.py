@@ -4,7 +4,7 @@
 import pytest
 
 from headstart.core.bets import PredictorName
-from headstart.core.events import ResourceRegistered, ResourceWithdrawn, ToolProfile
+from headstart.core.events import ResourceRegistered, ToolProfile
 from headstart.core.intent import Candidate, IntentRouter, KeywordRouter, ToolNameRouter, Union, default_router
 from headstart.core.intent.candidates import KEYWORD, KEYWORD_REQUEST, KEYWORD_RESULTS, TOOL_NAME
 from headstart.core.stream import (
@@ -142,11 +142,6 @@ def test_a_new_server_is_known_to_the_next_generation(keyword: KeywordRouter) ->
     assert _said(keyword, _started("violin sonata")) == [("music", KEYWORD_REQUEST)]
 
 
-def test_a_withdrawn_server_is_not_named_again(keyword: KeywordRouter) -> None:
-    keyword.withdraw(ResourceWithdrawn(at_s=0.0, principal=ME, resource=ResourceId("sheets")))
-    assert _said(keyword, _started("workbook pivot")) == []
-
-
 def test_registering_the_same_again_rebuilds_nothing(keyword: KeywordRouter) -> None:
     keyword.observe(_started())
     built = keyword._lexicons[ME]
@@ -220,7 +215,6 @@ class _Scripted:
         self.confirmed: list[tuple[GenerationId, ResourceId]] = []
 
     def register(self, event: ResourceRegistered) -> None: ...
-    def withdraw(self, event: ResourceWithdrawn) -> None: ...
 
     def observe(self, event: ModelEvent) -> tuple[Candidate, ...]:
         if not isinstance(event, TextArrived) or not self._probabilities:

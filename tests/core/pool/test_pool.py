@@ -22,7 +22,6 @@ from headstart.core.events import (
     RaisePriority,
     RefuseLease,
     ResourceRegistered,
-    ResourceWithdrawn,
     SandboxBecameReady,
     SandboxExited,
     SandboxMeasured,
@@ -824,16 +823,6 @@ def test_draining_refuses_who_waits_stops_what_is_idle_and_lets_running_calls_fi
     assert d.state(1) is SandboxState.LEASED
     assert refusal(d.call(A)).refusal is LeaseRefusal.DRAINING
     assert d.returns(1) == [stop(1, StopReason.DRAINING)]
-
-
-def test_a_withdrawn_server_is_stopped_and_its_calls_are_refused() -> None:
-    d = driven()
-    d.register()
-    d.open(A)
-    d.call()
-    out = d.tell(ResourceWithdrawn(at_s=d.now_s, principal=ME, resource=GIT))
-    assert refusal(out).refusal is LeaseRefusal.UNKNOWN_RESOURCE
-    assert stop(1, StopReason.WITHDRAWN) in out
 
 
 def test_late_events_of_a_stopping_sandbox_change_nothing() -> None:

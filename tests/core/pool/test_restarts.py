@@ -65,5 +65,3 @@ def test_who_is_backing_off_is_told_with_the_seconds_left() -> None:
     wait_s = after.failed(ME, GIT, "exit code 1", 0.0)
     assert after.backing_off(0.5) == ((ME, GIT, pytest.approx(wait_s - 0.5)),)
     assert after.message(ME, GIT) == "exit code 1"
-    after.forget(ME, GIT)
-    assert after.backing_off(0.5) == ()

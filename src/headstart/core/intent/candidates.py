@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from headstart.core.bets import PredictorName
-from headstart.core.events import ResourceRegistered, ResourceWithdrawn
+from headstart.core.events import ResourceRegistered
 from headstart.core.stream import ModelEvent
 from headstart.ids import GenerationId, PrincipalId, ResourceId, SessionId
 
@@ -63,10 +63,6 @@ class IntentRouter(Protocol):
 
     def register(self, event: ResourceRegistered) -> None:
         """A server exists, or more is known of it. Cheap: what is derived is derived when needed."""
-        ...
-
-    def withdraw(self, event: ResourceWithdrawn) -> None:
-        """A server is gone; it is not named again."""
         ...
 
     def observe(self, event: ModelEvent) -> tuple[Candidate, ...]:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Final, assert_never
 
 from headstart.core.bets import PredictorName
-from headstart.core.events import ResourceRegistered, ResourceWithdrawn
+from headstart.core.events import ResourceRegistered
 from headstart.core.intent.candidates import (
     KEYWORD,
     KEYWORD_REQUEST,
@@ -90,10 +90,6 @@ class KeywordRouter:
         )
         if profiles.get(event.resource) != profile:
             profiles[event.resource] = profile
-            self._lexicons.pop(event.principal, None)
-
-    def withdraw(self, event: ResourceWithdrawn) -> None:
-        if self._profiles.get(event.principal, {}).pop(event.resource, None) is not None:
             self._lexicons.pop(event.principal, None)
 
     def observe(self, event: ModelEvent) -> tuple[Candidate, ...]:
@@ -187,10 +183,6 @@ class ToolNameRouter:
             tools[event.resource] = names
             self._names.pop(event.principal, None)
 
-    def withdraw(self, event: ResourceWithdrawn) -> None:
-        if self._tools.get(event.principal, {}).pop(event.resource, None) is not None:
-            self._names.pop(event.principal, None)
-
     def names(self, principal: PrincipalId) -> ToolNames:
         """Return the table of a principal's tool names (also for joining calls to streams)."""
         names = self._names.get(principal)
@@ -265,10 +257,6 @@ class Union:
     def register(self, event: ResourceRegistered) -> None:
         for router in self._routers:
             router.register(event)
-
-    def withdraw(self, event: ResourceWithdrawn) -> None:
-        for router in self._routers:
-            router.withdraw(event)
 
     def observe(self, event: ModelEvent) -> tuple[Candidate, ...]:
         found = tuple(candidate for router in self._routers for candidate in router.observe(event))

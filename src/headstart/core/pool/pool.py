@@ -13,9 +13,8 @@ promises, whatever the mode:
 
 What may be late. The runtime acts while events are on their way, so these are legal and
 change nothing: `CallReturned` and `CallAbandoned` for a call that was refused or whose
-session has closed; `SessionClosed` for a session that is closed; `ResourceWithdrawn` for
-a server that is not registered; `SandboxMeasured` for a sandbox that is gone; and, for
-one that is stopping, what `sandboxes.py` lists.
+session has closed; `SessionClosed` for a session that is closed; `SandboxMeasured`
+for a sandbox that is gone; and, for one that is stopping, what `sandboxes.py` lists.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from headstart.core.events import (
     RaisePriority,
     RefuseLease,
     ResourceRegistered,
-    ResourceWithdrawn,
     SandboxBecameReady,
     SandboxExited,
     SandboxMeasured,
@@ -153,8 +151,6 @@ class Pool:
                 self._session_closed(event)
             case ResourceRegistered():
                 self._registered(event)
-            case ResourceWithdrawn():
-                self._withdrawn(event)
             case DrainRequested():
                 self._drain()
             case TimerFired():
@@ -268,15 +264,6 @@ class Pool:
     def _registered(self, event: ResourceRegistered) -> None:
         self._servers.register(event)
         self._provision.refill(event, self._now_s)
-
-    def _withdrawn(self, event: ResourceWithdrawn) -> None:
-        if not self._servers.withdraw(event.principal, event.resource):
-            return
-        self._restarts.forget(event.principal, event.resource)
-        for sandbox in self.inventory.of(event.principal, event.resource):
-            for call in self._waiting(sandbox):
-                self._refuse(call, refusals.unknown_resource(call.id, event.resource))
-            self._stop(sandbox, StopReason.WITHDRAWN)
 
     def _session_opened(self, event: SessionOpened) -> None:
         session = self.book.open(event)

@@ -112,10 +112,6 @@ class Restarts:
         if record is not None and record.probe == sandbox:
             record.probe = None
 
-    def forget(self, principal: PrincipalId, resource: ResourceId) -> None:
-        """A server was withdrawn."""
-        self._records.pop((principal, resource), None)
-
 
 def _jitter(key: tuple[PrincipalId, ResourceId], failures: int) -> float:
     """A factor in [0.75, 1.25), always the same for the same key and count."""

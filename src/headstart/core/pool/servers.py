@@ -32,10 +32,6 @@ class Servers:
         self._estimates.registered(event)
         self._specs.setdefault(event.principal, {})[event.resource] = event
 
-    def withdraw(self, principal: PrincipalId, resource: ResourceId) -> bool:
-        """Let go of a server; False if it was not registered."""
-        return self._specs.get(principal, {}).pop(resource, None) is not None
-
     def find(self, principal: PrincipalId, resource: ResourceId) -> ResourceRegistered | None:
         """Return a registered server."""
         return self._specs.get(principal, {}).get(resource)

@@ -24,9 +24,7 @@ from headstart.ids import CallId, SessionId
 
 __all__ = ["Stakes"]
 
-_SAYS_NOTHING: Final = frozenset(
-    {StopReason.SESSION_CLOSED, StopReason.DRAINING, StopReason.WITHDRAWN, StopReason.UNWANTED}
-)
+_SAYS_NOTHING: Final = frozenset({StopReason.SESSION_CLOSED, StopReason.DRAINING, StopReason.UNWANTED})
 """Ends that are not the prediction's fault."""
 
 
