@@ -473,6 +473,28 @@ async def test_on_the_hosts_network_abstract_sockets_of_the_host_are_out_of_reac
     assert b"PermissionError" in done.stderr
 
 
+async def test_on_the_hosts_network_the_services_own_port_is_refused_and_others_are_not(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as own, socket.create_server(("127.0.0.1", 0)) as other:
+        reach = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)"
+        async with open_local_backend(tmp_path, own_ports=(own.getsockname()[1],)) as backend:
+            if any("cloud metadata" in line for line in backend.capabilities.weaker):
+                pytest.skip("connections cannot be filtered here (that takes root and cgroup v2)")
+            if shutil.which("/usr/bin/python3") is None:
+                pytest.skip("no Python among the system folders")
+            prepared = await backend.prepare(template(network=Network.HOST))
+            sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+            done = {
+                name: await sandbox.run(
+                    Command(argv=("/usr/bin/python3", "-c", reach, str(listener.getsockname()[1])), env=ENV)
+                )
+                for name, listener in {"own": own, "other": other}.items()
+            }
+            await sandbox.aclose()
+            await prepared.aclose()
+    assert (done["other"].status.code, done["other"].stderr) == (0, b"")
+    assert b"PermissionError" in done["own"].stderr
+
+
 async def test_parked_processes_that_died_are_replaced(tmp_path: Path) -> None:
     async with backend_in(tmp_path) as backend:
         prepared = await backend.prepare(template())
