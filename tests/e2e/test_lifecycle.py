@@ -1,0 +1,143 @@
+"""How a service begins and ends: nothing is left of it, and its clients go on after a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters, stdio_client
+
+from .clients import RawClient, said, tools
+from .running import Place, alive, headstart, scripted, service, wait_until
+
+pytestmark = pytest.mark.anyio
+
+NOTHING_LEFT = "stopped; left: 0 processes, 0 mounts, 0 cgroups\n"
+STREAMS_WERE_CUT = "timeout graceful shutdown exceeded"
+"""What the HTTP server logs when it has waited for open streams in vain."""
+GONE_WITHIN_S = 1.0
+LOOKING_S = 0.5
+"""What looking itself may take on a busy machine."""
+
+
+def configured(place: Place, isolation: str = "process", **servers: dict[str, object]) -> Place:
+    return place.configure(servers or {"good": scripted("good")}, f'[service]\nbackend = "{isolation}"\n')
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def test_stop_leaves_no_process_mount_or_control_group(place: Place, isolation: str) -> None:
+    with service(configured(place, isolation)) as running, RawClient(f"{running.url}/s/one/mcp") as client:
+        client.initialize()
+        assert client.call("good__add", text="x") == ("1 notes", False)
+        before = running.processes()
+        assert any("scripted.py" in command for command in before.values())
+        told = running.command("stop")
+        assert (told.stdout, told.returncode) == (NOTHING_LEFT, 0), told.stderr
+        assert alive(before) == {}
+        assert running.process.wait(5) == 0
+    assert running.log().endswith("headstart: stopped\n")
+
+
+async def test_a_stream_that_a_client_holds_open_does_not_hold_up_the_end(place: Place) -> None:
+    with service(configured(place)) as running:
+        async with tools(f"{running.url}/mcp", era="legacy") as client:
+            await client.list_tools()
+            wait_until(lambda: running.status()["runtime"]["sessions"] == 1)
+            running.process.send_signal(signal.SIGTERM)
+            assert await anyio.to_thread.run_sync(running.process.wait, 20) == 0
+    assert STREAMS_WERE_CUT not in running.log()
+
+
+def test_a_killed_service_takes_everything_along(place: Place, isolation: str) -> None:
+    hanging = scripted("hangs", args=(f"log={place.folder / 'hangs.log'}",))
+    configured(place, isolation, good=scripted("good"), hangs=hanging)
+    with service(place) as running:
+        with RawClient(f"{running.url}/s/one/mcp") as one, RawClient(f"{running.url}/s/two/mcp") as two:
+            for client in (one, two):
+                client.initialize()
+                assert client.call("good__add", text="x") == ("1 notes", False)
+            before = running.processes()
+            assert sum("scripted.py good" in command for command in before.values()) >= 2
+            os.kill(running.process.pid, signal.SIGKILL)
+            took_s = wait_until(lambda: not alive(before), what="every process is gone")
+            assert took_s < GONE_WITHIN_S + LOOKING_S
+        running.process.wait(5)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_a_client_goes_on_after_a_restart_and_is_told_once_what_was_lost(
+    place: Place, end: signal.Signals
+) -> None:
+    port = free_port()
+    with anyio.fail_after(60):
+        with service(configured(place), "--port", port) as running:
+            client_context = tools(f"{running.url}/mcp", era="legacy")
+            client = await client_context.__aenter__()
+            assert said(await client.call_tool("good__add", {"text": "kept?"})) == "1 notes"
+            running.process.send_signal(end)
+            running.process.wait(20)
+        with service(place, "--port", port) as again:
+            assert again.status()["runtime"]["state_moved_aside"] is None
+            assert [tool.name for tool in (await client.list_tools()).tools][:1] == ["good__echo"]
+            lost = await client.call_tool("good__notes", {})
+            assert lost.is_error
+            assert "good" in said(lost)
+            assert "state is gone" in said(lost)
+            assert said(await client.call_tool("good__notes", {})) == ""
+            assert said(await client.call_tool("good__add", {"text": "again"})) == "1 notes"
+            await client_context.__aexit__(None, None, None)
+
+
+async def test_a_signal_right_after_the_announcement_is_an_orderly_end(place: Place) -> None:
+    with service(configured(place)) as running:
+        pass  # `service` sends SIGTERM at once and requires exit status 0
+    assert not (place.state / "service.json").exists()
+    assert running.log().endswith("headstart: stopped\n")
+
+
+async def test_mcp_over_stdio_starts_a_service_and_speaks(place: Place) -> None:
+    configured(place)
+    place.config.write_text(f"{place.config.read_text(encoding='utf-8')}port = {free_port()}\n", encoding="utf-8")
+    shim = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "headstart", "mcp", "--config", str(place.config), "--state-dir", str(place.state)],
+    )
+    try:
+        with anyio.fail_after(60):
+            async with Client(stdio_client(shim)) as client:
+                assert "good__add" in [tool.name for tool in (await client.list_tools()).tools]
+                assert said(await client.call_tool("good__add", {"text": "over stdio"})) == "1 notes"
+            async with Client(stdio_client(shim)) as client:  # finds the one that runs; its session is its own
+                assert said(await client.call_tool("good__notes", {})) == ""
+        log = (place.state / "serve.log").read_text(encoding="utf-8")
+        assert log.count("headstart: http") == 1
+    finally:
+        told = headstart("stop", "--state-dir", str(place.state))
+    assert told.stdout == NOTHING_LEFT, told.stderr
+
+
+def test_env_gives_urls_that_work(place: Place, model: str) -> None:
+    port = free_port()
+    toml = f'[service]\nbackend = "process"\nport = {port}\n[upstreams]\ndefault = "{model}"\n'
+    place.configure({"good": scripted("good")}, toml)
+    told = headstart("env", "openai", "--session", "a-1", "--config", str(place.config))
+    script = f'{told.stdout}\necho "$OPENAI_BASE_URL $MCP_URL"\n'
+    done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, timeout=20, check=True)
+    model_url, mcp_url = done.stdout.split()
+    with service(place, "--port", port) as running, RawClient(mcp_url) as client:
+        client.initialize()
+        assert client.call("good__add", text="x") == ("1 notes", False)
+        assert client.http.get(f"{model_url}/models").json()["object"] == "list"
+        assert running.trace("a-1")["session"] == "a-1"
+    unknown = headstart("env", "emacs", "--config", str(place.config))
+    assert unknown.returncode == 2
+    assert "hint: known: openai" in unknown.stderr
