@@ -220,3 +220,23 @@ async def test_a_zygote_that_keeps_dying_is_given_up(
         PrepareForm.COLD,
         "its zygote failed 2 times, the last time: the zygote has died",
     )
+
+
+async def test_a_bug_in_choosing_is_told_as_the_reason_and_the_next_one_is_chosen(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker(zygote())
+
+    async def broken(template: Template, check: FormCheck) -> CheckedForm:
+        raise OSError(f"{template.name} went away")
+
+    async with scene() as (service, _):
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(forms, "choose_form", broken)
+            await service.catalogue(NOTES, scope())
+            with anyio.fail_after(5):
+                await service.wait_prepared()
+            reason = (await service.statistics()).servers[0].reason
+        status = await service.learn(NOTES, LOCAL_PRINCIPAL)
+    assert reason == "headstart failed at choosing: OSError('notes went away')"
+    assert status.form is PrepareForm.ZYGOTE

@@ -151,6 +151,13 @@ def test_a_missing_command_and_a_missing_mount_are_named(tmp_path: Path) -> None
     assert mount.value.hint == "create it, or correct mcpServers.srv.headstart.mounts"
 
 
+def test_what_cannot_be_read_is_the_servers_trouble_alone(tmp_path: Path) -> None:
+    npx = executable(tmp_path / "bin" / "npx")
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    with pytest.raises(ServerUnavailable, match=r"srv: what it is started from cannot be read: .*Not a directory"):
+        launch_spec(server(npx, "some-server", network="host"), HostFacts(cache=tmp_path / "cache"))
+
+
 def test_a_declared_mount_wins_over_a_found_one(tmp_path: Path) -> None:
     script = executable(tmp_path / "srv" / "main.py", "")
     declared = MountSetting(path=tmp_path / "srv", mode="rw")

@@ -118,7 +118,10 @@ class Forms:
                 try:
                     await self.decide(principal, server)
                 except (BackendError, ServerUnavailable) as exc:
-                    _log.info("%s starts cold: %s", server, exc)
+                    self._could_not_choose(principal, server, str(exc))
+                except Exception as exc:  # noqa: BLE001 a supervised task: one server's trouble must not end the others
+                    _log.exception("the choice for %s failed", server)
+                    self._could_not_choose(principal, server, f"headstart failed at choosing: {exc!r}")
                 finally:
                     self._undecided -= 1
                     self._settled.set()
@@ -239,6 +242,10 @@ class Forms:
         await self._parts.preparations.drop(_key(principal, spec))
         reason = f"zygotes would hold {held / 1e6:.0f} MB; {allowed / 1e6:.0f} MB of pool.memory_mb are theirs"
         return FormChoice(form=PrepareForm.COLD, reason=reason)
+
+    def _could_not_choose(self, principal: PrincipalId, server: ResourceId, why: str) -> None:
+        _log.info("%s starts cold: %s", server, why)
+        self._tell(principal, server, FormChoice(form=PrepareForm.COLD, reason=why))
 
     def _tell(self, principal: PrincipalId, server: ResourceId, choice: FormChoice) -> None:
         before = self._told.get((principal, server))

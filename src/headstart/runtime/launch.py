@@ -80,6 +80,7 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
 
     Raises:
         ServerUnavailable: The command does not exist or cannot be executed.
+        OSError: What it leads to cannot be read, or went away meanwhile.
     """
     search = server.env.get("PATH", host.search_path)
     program = _find_program(server, search)

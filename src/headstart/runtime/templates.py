@@ -51,16 +51,17 @@ def launch_spec(server: ServerSettings, host: HostFacts) -> LaunchSpec:
     """Build the template of a stdio server; reads the file system.
 
     Raises:
-        ServerUnavailable: Its command or a declared mount does not exist.
+        ServerUnavailable: Its command or a declared mount does not exist, or cannot be read.
     """
-    launch = find_launch(server, host)
-    for mount in server.mounts:
-        if not mount.path.exists():
-            raise ServerUnavailable(
-                f"{server.name}: mount {mount.path} does not exist",
-                server=server.name,
-                hint=f"create it, or correct mcpServers.{server.name}.headstart.mounts",
-            )
+    try:
+        launch = find_launch(server, host)
+        _check_mounts(server)
+    except OSError as exc:
+        raise ServerUnavailable(
+            f"{server.name}: what it is started from cannot be read: {exc}",
+            server=server.name,
+            hint="let this user read its program, or install it again",
+        ) from exc
     env = {"PATH": launch.path, "LANG": "C.UTF-8"} | launch.env
     env |= {name: value for name, value in server.env.items() if name not in server.session_env}
     template = Template(
@@ -84,6 +85,16 @@ def launch_spec(server: ServerSettings, host: HostFacts) -> LaunchSpec:
 def remote_digest(server: ServerSettings) -> str:
     """Return the digest of a remote server: where it is and what it is told."""
     return _hash([server.url, sorted(server.headers.items())])
+
+
+def _check_mounts(server: ServerSettings) -> None:
+    for mount in server.mounts:
+        if not mount.path.exists():
+            raise ServerUnavailable(
+                f"{server.name}: mount {mount.path} does not exist",
+                server=server.name,
+                hint=f"create it, or correct mcpServers.{server.name}.headstart.mounts",
+            )
 
 
 def _limits(server: ServerSettings) -> Limits:

@@ -156,3 +156,9 @@ def test_pipx_run_uses_the_environment_it_has_cached(tmp_path: Path, venv: Path)
     found = plan(str(pipx), "run", "tool", "a", HOME=str(tmp_path))
     assert found == EntryPlan(interpreter=str(venv / "bin/python"), entry=(str(cached),), args=("a",))
     assert isinstance(plan(str(pipx), "run", "other", HOME=str(tmp_path)), ColdReason)
+
+
+def test_a_program_that_cannot_be_read_starts_cold_with_the_reason(tmp_path: Path) -> None:
+    found = plan("./" + "x" * 300, cwd=tmp_path)
+    assert isinstance(found, ColdReason)
+    assert found.text.startswith("its program cannot be read: [Errno 36] File name too long")

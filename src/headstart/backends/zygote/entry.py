@@ -66,6 +66,13 @@ def plan_entry(command: Command) -> EntryPlan | ColdReason:
 
     Blocking: it reads files, and asks an installed `uv` (bounded) where a tool lives.
     """
+    try:
+        return _follow(command)
+    except OSError as exc:
+        return ColdReason(text=f"its program cannot be read: {exc}")
+
+
+def _follow(command: Command) -> EntryPlan | ColdReason:
     argv: list[str] = list(command.argv)
     moved_to: str | None = None
     for _ in range(HOPS):
