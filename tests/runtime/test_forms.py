@@ -203,6 +203,63 @@ async def test_a_program_that_changed_on_disk_gets_a_new_zygote(
     assert status.form is PrepareForm.ZYGOTE
 
 
+async def test_a_program_that_changes_often_gets_a_new_zygote_each_time(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "MOST_FAILURES", 1)
+    program = tmp_path / "mcp-notes"
+    files = (str(program),)
+    async with scene() as (service, _):
+        asked = checker(replace(zygote(), files=files, fingerprint=fingerprint(files)))
+        await service.learn(NOTES, LOCAL_PRINCIPAL)
+        for text in ("one", "other", "third"):
+            program.write_text(text * 2)
+            asked.answer = replace(zygote(), files=files, fingerprint=fingerprint(files))
+            await service.recheck_zygotes()
+            with anyio.fail_after(5):
+                await service.wait_prepared()
+        found = await service.statistics()
+        known = service.servers(LOCAL_PRINCIPAL)[0].learned
+    assert found.servers[0].form is PrepareForm.ZYGOTE
+    assert len(found.zygotes) == 1
+    assert known, "its lists hold until a fresh sandbox says something else"
+
+
+async def test_a_program_that_is_gone_says_so_and_comes_back(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker], tmp_path: Path
+) -> None:
+    program = tmp_path / "mcp-notes"
+    files = (str(program),)
+    async with scene() as (service, _):
+        asked = checker(replace(zygote(), files=files, fingerprint=fingerprint(files)))
+        await service.learn(NOTES, LOCAL_PRINCIPAL)
+        program.unlink()
+        await service.recheck_zygotes()
+        gone = (await service.statistics()).servers[0]
+        program.touch(mode=0o755)
+        asked.answer = replace(zygote(), files=files, fingerprint=fingerprint(files))
+        back = await service.learn(NOTES, LOCAL_PRINCIPAL)
+    assert (gone.form, gone.reason) == (PrepareForm.COLD, f"notes: command '{program}' was not found")
+    assert back.form is PrepareForm.ZYGOTE
+
+
+async def test_deaths_of_zygotes_count_only_in_a_row(
+    scene: OpenScene, checker: Callable[[CheckedForm], Checker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "MOST_FAILURES", 1)
+    checker(zygote())
+    async with scene() as (service, backend):
+        await service.learn(NOTES, LOCAL_PRINCIPAL)
+        for number in range(3):
+            backend.fail_start("notes", message="the zygote has died")
+            await read(service, f"fails {number}")
+            with anyio.fail_after(5):
+                await service.wait_prepared()
+            await read(service, f"forks {number}")
+        status = (await service.statistics()).servers[0]
+    assert status.form is PrepareForm.ZYGOTE
+
+
 async def test_a_zygote_that_keeps_dying_is_given_up(
     scene: OpenScene, checker: Callable[[CheckedForm], Checker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from headstart.backends.contract import Backend, Prepared
 from headstart.clock import Clock
 from headstart.core.events import (
     Event,
+    PrepareForm,
     Priority,
     RaisePriority,
     SandboxStopped,
@@ -63,12 +64,14 @@ class LiveSandbox:
     Attributes:
         sessions: Who has used it.
         stop_reason: Why it is being stopped.
+        form: From what it was started, as far as that is decided.
     """
 
     def __init__(self, order: StartSandbox, home: Home) -> None:
         self.order = order
         self.sessions: dict[SessionId, None] = {}
         self.stop_reason: StopReason | None = None
+        self.form: PrepareForm | None = None
         self.own_lists: Catalogue | None = None
         """Its lists, if its server has changed them while it ran."""
         self._home = home
@@ -159,13 +162,13 @@ class Fleet:
             Order(
                 sandbox=order.sandbox,
                 server=server,
-                prepared=lambda: self._forms.prepared(order.principal, order.resource),
-                cold_instead=lambda why: self._cold_instead(order, why),
+                prepared=lambda: self._prepared(live),
+                cold_instead=lambda why: self._cold_instead(live, why),
                 owner=live,
                 session_env=lambda: self._servers.spec(order.resource).session_env,
                 background=order.priority is Priority.PREDICTED,
                 package_lock=lambda: self.package_lock(self._servers.spec(order.resource).package),
-                on_lists=lambda lists: self._home.fresh_lists(order.principal, order.resource, lists),
+                on_lists=lambda lists: self._came_up(live, lists),
             ),
             backend=self._backend,
             clock=self._clock,
@@ -204,9 +207,20 @@ class Fleet:
                 self.failures.pop(where, None)
             self._home.report(live.supervised.end())
 
-    async def _cold_instead(self, order: StartSandbox, why: str) -> Prepared:
-        await self._forms.broken(order.principal, order.resource, why)
-        return await self._forms.cold(order.principal, order.resource)
+    async def _prepared(self, live: LiveSandbox) -> Prepared:
+        prepared = await self._forms.prepared(live.order.principal, live.server)
+        live.form = prepared.form
+        return prepared
+
+    async def _cold_instead(self, live: LiveSandbox, why: str) -> Prepared:
+        live.form = PrepareForm.COLD
+        await self._forms.broken(live.order.principal, live.server, why)
+        return await self._forms.cold(live.order.principal, live.server)
+
+    def _came_up(self, live: LiveSandbox, lists: Lists) -> None:
+        if live.form is PrepareForm.ZYGOTE:
+            self._forms.forked(live.order.principal, live.server)
+        self._home.fresh_lists(live.order.principal, live.server, lists)
 
     async def wait_empty(self) -> None:
         """Return once no sandbox is left."""

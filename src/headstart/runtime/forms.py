@@ -129,9 +129,35 @@ class Forms:
 
     async def recheck(self) -> None:
         """Make the zygotes again whose program has changed on disk."""
-        for (principal, server), choice in list(self._told.items()):
+        changed: dict[ResourceId, None] = {}
+        for (_, server), choice in list(self._told.items()):
             if choice.form is PrepareForm.ZYGOTE and not await anyio.to_thread.run_sync(is_current, choice):
-                await self.broken(principal, server, "its files have changed")
+                changed[server] = None
+        for server in changed:
+            await self._renew(server)
+
+    async def _renew(self, server: ResourceId) -> None:
+        """Begin anew with a server whose program has changed, for everybody who uses it.
+
+        What is known of it holds until a fresh sandbox says something else.
+        """
+        _log.info("the files of %s have changed", server)
+        principals = [principal for principal, name in self._told if name == server]
+        before = self._parts.servers.spec(server)
+        for principal in principals:
+            await self._parts.preparations.drop(_key(principal, before))
+        try:
+            after = await anyio.to_thread.run_sync(self._parts.servers.renew_spec, server)
+        except ServerUnavailable as exc:
+            for principal in principals:
+                self._could_not_choose(principal, server, str(exc))
+            return
+        for principal in principals:
+            self._failures.pop((principal, server), None)
+            self._parts.store.carry_over(principal, before.digest, after.digest)
+            reason = "its zygote is made again: its files have changed"
+            self._tell(principal, server, FormChoice(form=PrepareForm.COLD, reason=reason))
+            self.consider(principal, server)
 
     @property
     def undecided(self) -> int:
@@ -168,7 +194,7 @@ class Forms:
         return await self._parts.preparations.get(PreparationKey(principal, spec.digest, PrepareForm.COLD), spec)
 
     async def broken(self, principal: PrincipalId, server: ResourceId, why: str) -> None:
-        """A zygote cannot be used any more: start cold from now on, and make another one."""
+        """A zygote has died: start cold from now on, and make another one, unless they keep dying."""
         _log.warning("the zygote of %s is made again: %s", server, why)
         await self._parts.preparations.drop(_key(principal, self._parts.servers.spec(server)))
         failures = self._failures[principal, server] = self._failures.get((principal, server), 0) + 1
@@ -178,6 +204,10 @@ class Forms:
             return
         self._tell(principal, server, FormChoice(form=PrepareForm.COLD, reason=f"its zygote is made again: {why}"))
         self.consider(principal, server)
+
+    def forked(self, principal: PrincipalId, server: ResourceId) -> None:
+        """A sandbox came up from the zygote: whatever failed before is over."""
+        self._failures.pop((principal, server), None)
 
     # ------------------------------------------------------------ choosing
 

@@ -72,9 +72,14 @@ class ConfiguredServers:
                     problems[server.name] = exc
         return problems
 
-    def forget_spec(self, name: ResourceId) -> None:
-        """Look again at the next start: what is installed may have changed."""
+    def renew_spec(self, name: ResourceId) -> LaunchSpec:
+        """Look again, since what is installed has changed (slow; for a thread).
+
+        Raises:
+            ServerUnavailable: As `spec`; whoever asks next looks again.
+        """
         self._specs.pop(name, None)
+        return self.spec(name)
 
     def key(self, name: ResourceId, scope: SessionScope) -> str:
         """Return the key of what is known of a server: its launch spec and the credentials' scope."""

@@ -139,6 +139,12 @@ class Store:
             self._clock.wall_s(),
         )
 
+    def carry_over(self, principal: PrincipalId, before: str, after: str) -> None:
+        """Let what is known under one key count under another of which nothing is known yet."""
+        known = self.known(principal, before)
+        if known is not None and self.known(principal, after) is None:
+            self.learn(principal, after, known)
+
     def form(self, principal: PrincipalId, key: str) -> FormChoice | None:
         return self._forms.get((principal, key))
 
