@@ -18,6 +18,7 @@ import anyio
 from mcp.shared.exceptions import MCPError
 from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 
+from headstart import __version__
 from headstart.ids import ResourceId
 from headstart.runtime.contract import Catalogue, JsonObject
 from headstart.runtime.outbox import LinkClosed
@@ -68,7 +69,7 @@ async def initialize(peer: Peer) -> JsonObject:
     params: JsonObject = {
         "protocolVersion": LATEST_HANDSHAKE_VERSION,
         "capabilities": CLIENT_CAPABILITIES,
-        "clientInfo": {"name": "headstart", "title": "Headstart", "version": "0.1.0"},
+        "clientInfo": {"name": "headstart", "title": "Headstart", "version": __version__},
     }
     try:
         result = (await peer.request("initialize", params)).result
