@@ -153,4 +153,4 @@ def test_a_service_that_is_not_there_is_one_clear_line() -> None:
 def test_the_shim_starts_without_anything_heavy() -> None:
     script = "import sys, headstart.gateway.stdio; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
-    assert {"anyio", "asyncio", "mcp", "pydantic", "aiohttp", "starlette"}.isdisjoint(loaded)
+    assert {"anyio", "asyncio", "mcp", "pydantic", "httpx2", "starlette"}.isdisjoint(loaded)

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-import aiohttp
+import anyio
+import httpx2
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST
 
 from headstart.gateway.wire import Scope, Send, decode, encode, header, json_object, refuse, send_json
@@ -27,7 +28,8 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
 _METADATA: Final = re.compile(r'\bresource_metadata\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^\s,]+))', re.IGNORECASE)
 _LIMIT_BYTES: Final = 256 * 1024
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
+_TIMEOUT_S: Final = 10.0
+"""For one place, all in all."""
 
 
 def own_url(scope: Scope, path: str) -> str:
@@ -67,17 +69,29 @@ class SignIn:
         await send_json(send, 200, encode({**found, "resource": own_url(scope, resource_path)}))
 
     async def _fetch(self, places: list[str]) -> JsonObject | None:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT) as client:
+        async with httpx2.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False) as client:
             for place in places:
                 try:
-                    async with client.get(place, allow_redirects=False) as answer:
-                        body = await answer.content.read(_LIMIT_BYTES)
-                        found = json_object(decode(body)) if answer.status == 200 else None
-                except (aiohttp.ClientError, TimeoutError, ValueError):
+                    with anyio.fail_after(_TIMEOUT_S):
+                        found = await _read_object(client, place)
+                except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, ValueError):
                     continue
                 if found is not None:
                     return found
         return None
+
+
+async def _read_object(client: httpx2.AsyncClient, place: str) -> JsonObject | None:
+    """Return the JSON object at a place, None if there is none or it is too large to be one of these."""
+    async with client.stream("GET", place) as answer:
+        if answer.status_code != 200:
+            return None
+        body = bytearray()
+        async for piece in answer.aiter_bytes():
+            body += piece
+            if len(body) > _LIMIT_BYTES:
+                return None
+    return json_object(decode(bytes(body)))
 
 
 def _places(server_url: str, named: str | None) -> list[str]:
