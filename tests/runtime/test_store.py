@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,16 @@ async def test_more_changes_than_the_queue_holds_are_all_kept(tmp_path: Path, mo
             store.save(client(f"mcp_{number}"))
     async with open_store(tmp_path, CLOCK) as store:
         assert all(store.load(f"mcp_{number}") is not None for number in range(100))
+
+
+async def test_a_write_that_fails_is_counted_and_what_was_said_stays_true_in_memory(tmp_path: Path) -> None:
+    async with open_store(tmp_path, CLOCK) as store:
+        with closing(sqlite3.connect(tmp_path / FILE_NAME)) as other:
+            other.execute("DROP TABLE clients")
+        store.save(client("mcp_1"))
+        await store.flush()
+        assert store.failed_writes == 1
+        assert store.load("mcp_1") is not None
 
 
 def test_the_store_is_a_session_memory() -> None:

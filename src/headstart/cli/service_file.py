@@ -25,13 +25,11 @@ class ServiceFile:
     Attributes:
         url: `http://127.0.0.1:8787`.
         token: For the control routes; new at every start.
-        spawner_pid: The helper that forks sandboxes.
     """
 
     pid: int
     url: str
     token: str = field(repr=False)
-    spawner_pid: int | None = None
 
 
 def host_for_url(host: str) -> str:

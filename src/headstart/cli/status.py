@@ -16,7 +16,7 @@ from headstart.cli.settings import StateOption
 from headstart.cli.state import state_dir as state_dir_of
 from headstart.cli.terminal import console, print_json
 
-__all__ = ["status"]
+__all__ = ["status", "trouble"]
 
 Json = Mapping[str, Any]
 
@@ -54,11 +54,20 @@ def _summary(found: Json) -> RenderableType:
     grid.add_row("isolation", f"{backend['name']}: {backend['isolation']}")
     for line in backend["weaker"]:
         grid.add_row("", Text(line, style="yellow"))
-    if found["runtime"]["events_broken"] or found["runtime"]["journal_dropped"]:
-        runtime = found["runtime"]
-        told = f"{runtime['events_broken']} events not handled, {runtime['journal_dropped']} not journalled"
+    told = trouble(found["runtime"])
+    if told:
         grid.add_row("trouble", Text(told, style="red"))
     return grid
+
+
+def trouble(runtime: Json) -> str:
+    """Tell what the service could not do, "" if there is nothing to tell."""
+    counts = {
+        "events not handled": runtime["events_broken"],
+        "events not journalled": runtime["journal_dropped"],
+        "writes of the state failed": runtime["state_writes_failed"],
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _sandboxes(views: Sequence[Json], runtime: Sequence[Json]) -> RenderableType:

@@ -37,7 +37,6 @@ from headstart.runtime.rpc import Exchange, Owner, Peer
 
 __all__ = ["SESSION_TERMINATED", "RemoteConnection"]
 
-CLOSE_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 30.0
 VERSION_HEADER = "mcp-protocol-version"
 SESSION_TERMINATED = "Session terminated"

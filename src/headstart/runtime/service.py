@@ -407,9 +407,7 @@ class Service:
         """Where tool clients are remembered over restarts."""
         return self._store
 
-    async def learn(
-        self, server: ResourceId, principal: PrincipalId, *, progress: LearnProgress | None = None
-    ) -> ServerStatus:
+    async def learn(self, server: ResourceId, principal: PrincipalId) -> ServerStatus:
         """Learn a server's lists and choose its form, waiting for both; what `headstart init` does.
 
         Raises:
@@ -417,7 +415,7 @@ class Service:
         """
         scope = SessionScope(session=SessionId(self._ids.new("init")), principal=principal)
         self._introduce(principal)
-        await self.catalogue(server, scope, progress=progress)
+        await self.catalogue(server, scope)
         if not self._servers.get(server).remote:
             try:
                 await self._forms.decide(principal, server)
@@ -474,6 +472,7 @@ class Service:
             journal_dropped=self._journal.dropped,
             leftovers=await self._backend.leftovers(),
             state_moved_aside=self._store.moved_aside,
+            state_writes_failed=self._store.failed_writes,
         )
 
     def _server_status(self, name: ResourceId, principal: PrincipalId) -> ServerStatus:

@@ -27,13 +27,11 @@ class Session:
     Attributes:
         scope: Who it is; the newest headers.
         own_lists: Lists that a server of this session changed while it ran, by server.
-        unsent_dropped: Notifications that a client took too slowly, or had nowhere to go.
     """
 
     def __init__(self, scope: SessionScope, tasks: TaskGroup) -> None:
         self.scope = scope
         self.own_lists: dict[ResourceId, Catalogue] = {}
-        self.unsent_dropped = 0
         self.listener: ClientChannel | None = None
         self._tasks = tasks
         self._unsent: deque[tuple[ResourceId, str, JsonObject | None]] = deque()
@@ -51,9 +49,11 @@ class Session:
         return bool(news)
 
     def tell(self, server: ResourceId, method: str, params: JsonObject | None) -> None:
-        """Forward a notification to where the session listens; never blocks."""
+        """Forward a notification to where the session listens; never blocks.
+
+        It is dropped if nobody listens or the client takes too slowly what is there already.
+        """
         if self.listener is None or len(self._unsent) >= MAX_UNSENT:
-            self.unsent_dropped += 1
             return
         self._unsent.append((server, method, params))
         if not self._sending:
@@ -74,7 +74,6 @@ class Session:
             with anyio.fail_after(FORWARD_TIMEOUT_S):
                 await listener.notify(method, params, server=server)
         except (TimeoutError, MCPError, anyio.BrokenResourceError, anyio.ClosedResourceError) as exc:
-            self.unsent_dropped += 1
             _log.debug("session %s did not take %s of %s: %r", self.id, method, server, exc)
 
 

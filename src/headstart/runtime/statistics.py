@@ -61,6 +61,7 @@ class Statistics:
         journal_dropped: Events that the journal's writer could not keep up with.
         leftovers: Of the backend, now.
         state_moved_aside: Where an unreadable state file has gone, if that happened.
+        state_writes_failed: Times the state file could not be written (a full disk, say).
     """
 
     sessions: int
@@ -74,3 +75,4 @@ class Statistics:
     journal_dropped: int
     leftovers: Leftovers
     state_moved_aside: Path | None
+    state_writes_failed: int

@@ -24,7 +24,6 @@ from headstart.proxy.headers import Header
 __all__ = ["ResponseHead", "UpstreamBroke", "UpstreamConnection"]
 
 PAUSE_READING_BYTES = 256 * 1024
-RESUME_READING_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 256 * 1024
 
 
