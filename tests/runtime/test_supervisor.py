@@ -137,6 +137,26 @@ async def test_a_stop_while_it_shakes_hands_ends_as_stopped_alone(stage: OpenSta
         assert it.backend.live == frozenset()
 
 
+async def test_a_stop_while_the_command_is_being_started_ends_as_stopped_alone(stage: OpenStage) -> None:
+    async with stage() as it:
+        hold = it.backend.hold("attach", "notes")
+        supervised = it.supervise()
+        await hold.wait_reached()
+        supervised.stop()
+        await it.until(SandboxStopped)
+        assert [type(report) for report in it.reports] == [SandboxStopped]
+        assert it.backend.live == frozenset()
+
+
+async def test_a_sandbox_that_never_starts_its_command_is_a_start_that_failed(stage: OpenStage) -> None:
+    async with stage() as it:
+        it.backend.hold("attach", "notes")
+        it.supervise(server={"start_timeout_s": 0.05})
+        failed: SandboxStartFailed = await it.until(SandboxStartFailed)
+        assert it.backend.live == frozenset()
+    assert failed.message == "notes: its sandbox did not start the command within 0.05 s"
+
+
 async def test_a_stop_of_a_ready_one_leaves_nothing(stage: OpenStage) -> None:
     async with stage() as it:
         supervised = it.supervise()

@@ -10,7 +10,15 @@ from headstart.config.model import ServerSettings
 from headstart.errors import ServerUnavailable, StartTimedOut
 from headstart.runtime.link import StdioLink
 
-__all__ = ["died", "exited_early", "handshake_refused", "how_it_ended", "never_answered", "timed_out_call"]
+__all__ = [
+    "died",
+    "exited_early",
+    "handshake_refused",
+    "how_it_ended",
+    "never_answered",
+    "never_attached",
+    "timed_out_call",
+]
 
 SHOWN_LINES = 8
 LAUNCHERS = ("npx", "uvx", "uv", "pipx")
@@ -41,6 +49,15 @@ def never_answered(server: ServerSettings, link: StdioLink | None) -> StartTimed
         f"{server.name}: it did not answer its handshake within {waited}{words}",
         server=server.name,
         hint=f"raise mcpServers.{server.name}.headstart.start_timeout_s, or run it by hand: {_command(server)}",
+    )
+
+
+def never_attached(server: ServerSettings) -> StartTimedOut:
+    """The sandbox itself did not start the command; the server is not to blame."""
+    return StartTimedOut(
+        f"{server.name}: its sandbox did not start the command within {server.start_timeout_s:g} s",
+        server=server.name,
+        hint=f"raise mcpServers.{server.name}.headstart.start_timeout_s; headstart doctor checks the backend",
     )
 
 

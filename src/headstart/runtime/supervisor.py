@@ -123,10 +123,6 @@ class Supervised:
     def was_ready(self) -> bool:
         return self._ready
 
-    @property
-    def link(self) -> StdioLink | None:
-        return self._link
-
     # ------------------------------------------------------------ what others may ask
 
     async def request(self, method: str, params: JsonObject | None, channel: ClientChannel | None) -> Exchange:
@@ -242,16 +238,25 @@ class Supervised:
     async def _attend(self, sandbox: RunningSandbox, began_s: float) -> None:
         server = self.order.server
         try:
-            async with sandbox.attach() as streams:
-                with self._scope_for_start() as scope:
-                    await self._converse(sandbox, streams, began_s)
-                if scope.cancelled_caught and not self._stopping and not self._ready:
-                    self.failure = faults.never_answered(server, self._link)
-                self._link = None
-                if self._stopping:
-                    await self._read_usage(sandbox)
+            with self._scope_for_start() as attaching:
+                attaching.deadline = anyio.current_time() + server.start_timeout_s
+                async with sandbox.attach() as streams:
+                    attaching.deadline = float("inf")
+                    await self._serve(sandbox, streams, began_s)
+            if attaching.cancelled_caught and not self._stopping:
+                self.failure = faults.never_attached(server)
         except BackendError as exc:
             self.failure = ServerUnavailable(f"{server.name}: its sandbox failed: {exc}", server=server.name)
+
+    async def _serve(self, sandbox: RunningSandbox, streams: ByteStreams, began_s: float) -> None:
+        """Talk to the server until one side ends; its own scope, so that detaching is never cut short."""
+        with self._scope_for_start() as scope:
+            await self._converse(sandbox, streams, began_s)
+        if scope.cancelled_caught and not self._stopping and not self._ready:
+            self.failure = faults.never_answered(self.order.server, self._link)
+        self._link = None
+        if self._stopping:
+            await self._read_usage(sandbox)
 
     async def _converse(self, sandbox: RunningSandbox, streams: ByteStreams, began_s: float) -> None:
         order = self.order
