@@ -121,13 +121,15 @@ class RequestChannel:
         Cancelling tells the client that the answer is no longer wanted.
 
         Raises:
-            MCPError: The client refused, cannot, or has no stream open.
+            MCPError: The client refused, cannot, has no stream open, leaves, or does not
+                answer within `PATIENCE_S`.
         """
         _require_capability(self._voice.capabilities, method)
         if self._voice.ask is not None:
             return await self._voice.ask(method, params)
         connection, reply = self._voice.connection, self._voice.reply
         question_id, question = _open_question(connection)
+        reply.questions = [*reply.questions, question]
         try:
             if not await reply.say(request_message(question_id, method, params)):
                 raise _no_stream(method)
@@ -138,6 +140,7 @@ class RequestChannel:
             raise
         finally:
             connection.questions.pop(question_id, None)
+            reply.questions = [one for one in reply.questions if one is not question]
 
 
 class SessionChannel:

@@ -15,18 +15,16 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 from mcp import MCPError
-from mcp_types import REQUEST_TIMEOUT
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from headstart.gateway.channels import Voice
 from headstart.gateway.failures import Answer
-from headstart.gateway.session import Connection
+from headstart.gateway.session import PATIENCE_S, Connection
 from headstart.gateway.wire import json_object
 from headstart.runtime.contract import JsonObject
 
 __all__ = ["ParkedCall", "ParkedCalls"]
 
-_PATIENCE_S: Final = 600.0
-"""How long a call waits for its client to come back."""
 _PREFIX: Final = "headstart-parked-"
 
 
@@ -47,18 +45,21 @@ class ParkedCall:
         self._asked: dict[str, JsonObject] = {}
         self._replies: dict[str, JsonObject] = {}
         self._changed = anyio.Event()
+        self._over = False
 
     async def ask(self, method: str, params: JsonObject | None) -> JsonObject:
         """Ask the client something and wait until it comes back with the answer.
 
         Raises:
-            MCPError: It did not come back in time.
+            MCPError: It did not come back in time, or its call has ended.
         """
         key = f"q{len(self._asked) + len(self._replies) + 1}"
         self._asked[key] = {"method": method, "params": params or {}}
         self._stir()
-        with anyio.move_on_after(_PATIENCE_S):
+        with anyio.move_on_after(PATIENCE_S):
             while key not in self._replies:
+                if self._over:
+                    raise MCPError(CONNECTION_CLOSED, f"the call ended before {method} was answered")
                 await self._changed.wait()
             return self._replies[key]
         raise MCPError(REQUEST_TIMEOUT, f"the client did not come back to answer {method}")
@@ -85,6 +86,11 @@ class ParkedCall:
 
     def ended(self, answer: Answer) -> None:
         self.answer = answer
+        self._stir()
+
+    def close(self) -> None:
+        """Nobody will come back to it: what is still asked fails."""
+        self._over = True
         self._stir()
 
     def _stir(self) -> None:
@@ -115,5 +121,6 @@ class ParkedCalls:
             with call.scope:
                 call.ended(await work())
         finally:
+            call.close()
             del self._calls[call.state]
             call.connection.in_flight.pop(call.state, None)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import anyio
 
+from headstart.gateway.session import Question
 from headstart.gateway.wire import SSE_HEADERS, Send, send_body, send_json, sse_frame
 
 __all__ = ["Reply"]
@@ -25,11 +26,13 @@ class Reply:
         can_stream: The client accepts event streams; without, everything before the
             result is dropped.
         headers: Sent with the response, whichever form it takes.
+        questions: What servers have asked on it; given up when the client leaves.
     """
 
     def __init__(self, send: Send, *, can_stream: bool, headers: list[tuple[bytes, bytes]]) -> None:
         self.can_stream = can_stream
         self.headers = headers
+        self.questions: Sequence[Question] = ()
         self._send = send
         self._turn: anyio.Lock | None = None  # made with the stream; a plain answer needs none
         self._finished = False
@@ -49,6 +52,8 @@ class Reply:
     def leave(self) -> None:
         """Note that the client has gone."""
         self._left = True
+        for question in self.questions:
+            question.give_up()
 
     def silent(self) -> bool:
         """Tell whether nothing was said since this was last asked."""

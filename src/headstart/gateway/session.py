@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
 from headstart.gateway.view import Target, View
 from headstart.gateway.wire import json_object
 from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import JsonObject, SessionScope
 
-__all__ = ["Connection", "Outbox", "Question", "RequestKey", "Session"]
+__all__ = ["PATIENCE_S", "Connection", "Outbox", "Question", "RequestKey", "Session"]
 
 RequestKey = str | int
 """A JSON-RPC id as the client wrote it."""
 
+PATIENCE_S: Final = 600.0
+"""How long a server waits for a client's answer: a person may have to give it."""
 _LEARNED_URIS = 1_000
 
 
@@ -48,20 +51,30 @@ class Outbox(Protocol):
 
 
 class Question:
-    """A request from a server to the client that waits for its answer."""
+    """A request from a server to the client that waits for its answer, `PATIENCE_S` at most."""
 
     def __init__(self) -> None:
         self._answered = anyio.Event()
-        self._answer: JsonObject = {}
+        self._answer: JsonObject = _unanswered(REQUEST_TIMEOUT, f"the client did not answer within {PATIENCE_S:g} s")
 
     def answer(self, message: JsonObject) -> None:
         """Take the client's response object (with `result` or `error`)."""
         self._answer = message
         self._answered.set()
 
+    def give_up(self) -> None:
+        """Nobody is left who could answer."""
+        self.answer(_unanswered(CONNECTION_CLOSED, "the client left before it answered"))
+
     async def wait(self) -> JsonObject:
-        await self._answered.wait()
+        """Return the client's response object, or an error in its place."""
+        with anyio.move_on_after(PATIENCE_S):
+            await self._answered.wait()
         return self._answer
+
+
+def _unanswered(code: int, message: str) -> JsonObject:
+    return {"error": {"code": code, "message": message}}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -113,9 +126,11 @@ class Connection:
         self.learned_uris[uri] = target
 
     def end(self) -> None:
-        """Cancel what is open and close the streams."""
+        """Cancel what is open, give up what was asked, and close the streams."""
         for scope in self.in_flight.values():
             scope.cancel()
+        for question in self.questions.values():
+            question.give_up()
         for outbox in self.outboxes:
             outbox.close()
 
