@@ -30,6 +30,9 @@ from headstart.errors import ConfigError
 __all__ = ["run_service", "serve"]
 
 _GRACE_S = 3
+_KEEP_ALIVE_S = 120
+"""Longer than clients keep idle connections (5 s is common), so that it is they who close them: a
+server that does so at the moment of the next request makes that request fail."""
 
 
 def serve(
@@ -89,6 +92,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
                 proxy_headers=False,  # who the client is, is not for the client to say
                 date_header=False,
                 timeout_graceful_shutdown=_GRACE_S,
+                timeout_keep_alive=_KEEP_ALIVE_S,
             ),
             end_streams=application.gateway.drain,
         )

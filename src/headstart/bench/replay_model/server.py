@@ -50,6 +50,7 @@ async def serve_on_loopback(app: ASGIApp, *, port: int = 0) -> AsyncGenerator[st
             date_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=120,  # clients, not we, end idle connections
             backlog=1024,
         )
         server = _BorrowedLoopServer(config)
