@@ -16,6 +16,7 @@ from headstart.core.events import (
     Priority,
     ResourceRegistered,
     SandboxBecameReady,
+    SandboxMeasured,
     SandboxStopped,
     SessionClosed,
     SessionOpened,
@@ -199,6 +200,30 @@ def test_a_guess_that_holds_more_memory_than_may_be_wasted_is_stopped_when_that_
     [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
     out = d.ready(start.sandbox, 2.1, memory_bytes=200_000_000)
     assert StopSandbox(sandbox=start.sandbox, reason=StopReason.EVICTED) in out
+
+
+def test_a_guess_that_grows_past_what_may_be_wasted_is_stopped_then() -> None:
+    d = Driven(BrokerPolicy(waste_memory_bytes=150_000_000))
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    d.ready(start.sandbox, 2.1, memory_bytes=100_000_000)
+
+    def grows(at_s: float, memory_bytes: int) -> list[Instruction]:
+        return d.tell(SandboxMeasured(at_s=at_s, sandbox=start.sandbox, memory_bytes=memory_bytes, cpu_s=0.5))
+
+    assert not any(isinstance(each, StopSandbox) for each in grows(2.2, 140_000_000))
+    assert d.broker.statistics(2.2).waste.reserved_memory_bytes == 140_000_000
+    assert StopSandbox(sandbox=start.sandbox, reason=StopReason.EVICTED) in grows(2.3, 160_000_000)
+
+
+def test_what_a_call_has_claimed_may_grow() -> None:
+    d = Driven(BrokerPolicy(waste_memory_bytes=150_000_000))
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    d.ready(start.sandbox, 2.1, memory_bytes=100_000_000)
+    d.call("c", 2.2)
+    out = d.tell(SandboxMeasured(at_s=2.3, sandbox=start.sandbox, memory_bytes=400_000_000, cpu_s=0.5))
+    assert not any(isinstance(each, StopSandbox) for each in out)
 
 
 def test_cpu_that_is_spent_already_is_no_reason_to_stop_what_it_bought() -> None:

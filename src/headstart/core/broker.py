@@ -33,6 +33,7 @@ from headstart.core.events import (
     ResourceRegistered,
     SandboxBecameReady,
     SandboxExited,
+    SandboxMeasured,
     SandboxStartFailed,
     SandboxStopped,
     SessionClosed,
@@ -297,7 +298,7 @@ class Broker:
             out += self._foresee_next_of(event.session)
         elif returning is not None:
             out += self._foresee_next_of(returning.session)
-        elif isinstance(event, SandboxBecameReady):
+        elif isinstance(event, SandboxBecameReady | SandboxMeasured):
             out += self._check_cost(event)
         return out
 
@@ -418,8 +419,8 @@ class Broker:
         memory_bytes = self._pool.estimate(bet.principal, bet.resource).memory_bytes
         return self._books.reserve(stake, self._now_s, memory_bytes=memory_bytes) or stake
 
-    def _check_cost(self, event: SandboxBecameReady) -> list[Instruction]:
-        """A staked start that cost more than may be wasted is stopped."""
+    def _check_cost(self, event: SandboxBecameReady | SandboxMeasured) -> list[Instruction]:
+        """A bet that costs more than may be wasted is stopped: as it comes up, or as it grows."""
         stake = self._pool.stake_on(event.sandbox)
         if stake is None or self._books.measured(
             stake, self._now_s, memory_bytes=event.memory_bytes, cpu_s=event.cpu_s
