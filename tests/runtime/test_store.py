@@ -164,7 +164,7 @@ async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ConfigError, match=r"written by a newer headstart \(schema 99, this one knows 1\)") as caught:
+    with pytest.raises(ConfigError, match=r"written by a newer headstart \(schema 99, this one knows 2\)") as caught:
         async with open_store(tmp_path, CLOCK):
             pass
     assert caught.value.hint == "use that version, or move the file away"
@@ -187,6 +187,85 @@ async def test_a_write_that_fails_is_counted_and_what_was_said_stays_true_in_mem
         await store.flush()
         assert store.failed_writes == 1
         assert store.load("mcp_1") is not None
+
+
+async def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_store(tmp_path, CLOCK) as store:
+        store._connection.execute("PRAGMA query_only = ON")  # pyright: ignore[reportPrivateUsage]  a disk that refuses
+        store.save(client("mcp_1"))
+        store.save(client("mcp_2"))
+        await store.flush()
+        assert store.failed_writes >= 1
+        store._connection.execute("PRAGMA query_only = OFF")  # pyright: ignore[reportPrivateUsage]  it is over
+    assert "is tried again" in caplog.text
+    async with open_store(tmp_path, CLOCK) as store:
+        assert store.load("mcp_1") == client("mcp_1")
+        assert store.load("mcp_2") == client("mcp_2")
+
+
+async def test_what_can_never_be_written_does_not_grow_without_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headstart.runtime.store.MAX_QUEUED", 10)
+    async with open_store(tmp_path, CLOCK) as store:
+        store._connection.execute("PRAGMA query_only = ON")  # pyright: ignore[reportPrivateUsage]  a disk that refuses
+        for number in range(30):
+            store.save(client(f"mcp_{number}"))
+        assert len(store._queue) <= 10  # pyright: ignore[reportPrivateUsage]  what is bounded
+    assert "changes are lost" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE catalogues SET catalogue = '{'",
+        "UPDATE catalogues SET catalogue = '[]'",
+        "UPDATE forms SET form = 'liquid'",
+        "UPDATE forms SET choice = '{}'",
+        "UPDATE clients SET client_params = 'x'",
+    ],
+)
+async def test_a_damaged_row_is_dropped_and_the_rest_is_kept(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_store(tmp_path, CLOCK) as store:
+        store.learn(LOCAL_PRINCIPAL, "k", KNOWN)
+        store.choose_form(LOCAL_PRINCIPAL, "k", FormChoice(form=PrepareForm.COLD, reason="r"))
+        store.save(client())
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as other, other:
+        other.execute(damage)
+    async with open_store(tmp_path, CLOCK) as store:
+        kept = [store.known(LOCAL_PRINCIPAL, "k"), store.form(LOCAL_PRINCIPAL, "k"), store.load("mcp_1")]
+    assert len([one for one in kept if one is None]) == 1
+    assert "is damaged and is dropped" in caplog.text
+    caplog.clear()
+    async with open_store(tmp_path, CLOCK):
+        assert caplog.text == ""
+
+
+async def test_state_of_sessions_that_never_come_back_is_forgotten(tmp_path: Path) -> None:
+    clock, other = ManualClock(), SessionId("other")
+    async with open_store(tmp_path, clock) as store:
+        store.hold(SESSION, NOTES, LOCAL_PRINCIPAL)
+        store.hold(other, NOTES, LOCAL_PRINCIPAL)
+        began_wall_s = clock.wall_s()
+        clock.advance(100.0)
+        store.still_held(other, NOTES)
+        store.still_held(other, ResourceId("never held"))
+    async with open_store(tmp_path, clock) as store:
+        store.forget_unseen(began_wall_s + 50.0)
+        assert (store.held(SESSION), store.held(other)) == ((), (NOTES,))
+
+
+async def test_state_held_by_an_older_version_is_taken_over(tmp_path: Path) -> None:
+    async with open_store(tmp_path, CLOCK):
+        pass
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as old, old:
+        old.execute("ALTER TABLE held_state DROP COLUMN seen_wall_s")
+        old.execute("INSERT INTO held_state VALUES ('ses', 'notes', 'local')")
+        old.execute("PRAGMA user_version = 1")
+    async with open_store(tmp_path, CLOCK) as store:
+        assert store.held(SESSION) == (NOTES,)
 
 
 def test_the_store_is_a_session_memory() -> None:

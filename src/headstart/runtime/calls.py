@@ -180,6 +180,8 @@ class Calls:
         live.use(call.session)
         if call.effect is not Effect.READ:
             self._paths.store.hold(call.session.id, call.server.name, call.session.scope.principal)
+        else:
+            self._paths.store.still_held(call.session.id, call.server.name)
         return live
 
     def _refused(self, call: _Call, refused: RefuseLease) -> HeadstartError:

@@ -35,10 +35,12 @@ from headstart.runtime.tasks import open_tasks
 
 __all__ = ["Estimate", "Forgotten", "FormChoice", "Known", "Store", "open_store"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "state.sqlite"
 TRACES_KEPT = 200
 MAX_QUEUED = 10_000
+HELD_SAVED_EVERY_S = 60.0
+"""How exactly it is known when a session last used a sandbox that holds state of its own."""
 
 _SCHEMA = """
 CREATE TABLE catalogues (principal TEXT, key TEXT, server TEXT NOT NULL, catalogue TEXT NOT NULL,
@@ -54,6 +56,19 @@ CREATE INDEX traces_by_session ON traces (session);
 """
 _LEARNED = ("catalogues", "forms", "learned", "traces")
 """What `forget` erases; live sessions are no learned data."""
+
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+"""What may be over at the next try; anything else is the statement's own fault."""
 
 _log = logging.getLogger(__name__)
 _Statement = tuple[str, tuple[object, ...]]
@@ -100,6 +115,12 @@ class Forgotten:
     journals: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    principal: PrincipalId
+    seen_wall_s: float
+
+
 class Store:
     """The service's memory. Implements `SessionMemory`."""
 
@@ -113,7 +134,7 @@ class Store:
         self._known: dict[tuple[str, str], Known] = {}
         self._forms: dict[tuple[str, str], FormChoice] = {}
         self._clients: dict[str, RememberedClient] = {}
-        self._held: dict[SessionId, dict[ResourceId, PrincipalId]] = {}
+        self._held: dict[SessionId, dict[ResourceId, _Held]] = {}
         self._learned: dict[str, str] = {}
         self.moved_aside = moved_aside
         """Where a file that could not be read has gone, if that happened."""
@@ -178,15 +199,31 @@ class Store:
     def forget_unseen(self, before_wall_s: float) -> None:
         for client in [c for c in self._clients.values() if c.seen_wall_s < before_wall_s]:
             self.forget(client.id)
+        stale = [
+            (session, server)
+            for session, held in self._held.items()
+            for server, one in held.items()
+            if one.seen_wall_s < before_wall_s
+        ]
+        for session, server in stale:
+            self.release(session, server)
 
     # ------------------------------------------------------------ state that sandboxes hold
 
     def hold(self, session: SessionId, server: ResourceId, principal: PrincipalId) -> None:
         """Note that a sandbox of this session has served something that was no READ."""
+        now_s = self._clock.wall_s()
         held = self._held.setdefault(session, {})
-        if server not in held:
-            held[server] = principal
-            self._write("INSERT OR REPLACE INTO held_state VALUES (?,?,?)", session, server, principal)
+        known = held.get(server)
+        if known is None or now_s - known.seen_wall_s >= HELD_SAVED_EVERY_S:
+            held[server] = _Held(principal, now_s)
+            self._write("INSERT OR REPLACE INTO held_state VALUES (?,?,?,?)", session, server, principal, now_s)
+
+    def still_held(self, session: SessionId, server: ResourceId) -> None:
+        """Note that a session goes on to use what it holds, if it holds anything."""
+        known = self._held.get(session, {}).get(server)
+        if known is not None:
+            self.hold(session, server, known.principal)
 
     def held(self, session: SessionId) -> tuple[ResourceId, ...]:
         return tuple(self._held.get(session, ()))
@@ -233,7 +270,6 @@ class Store:
 
     async def forget_principal(self, principal: PrincipalId | None) -> Forgotten:
         """Erase everything that was learned for, or from, a principal (None: everybody)."""
-        await self.flush()
         counts = await anyio.to_thread.run_sync(self._erase, principal)
         self._known = {k: v for k, v in self._known.items() if principal not in (None, k[0])}
         self._forms = {k: v for k, v in self._forms.items() if principal not in (None, k[0])}
@@ -245,6 +281,7 @@ class Store:
     def _erase(self, principal: PrincipalId | None) -> dict[str, int]:
         where, values = ("", ()) if principal is None else ("WHERE principal = ?", (principal,))
         with self._guard:
+            self._apply_queue()  # what was said before must not be written after
             with self._connection as connection:
                 erased = {
                     table: connection.execute(f"DELETE FROM {table} {where}", values).rowcount  # noqa: S608 our own names
@@ -259,20 +296,19 @@ class Store:
         self._queue.append((statement, values))
         if len(self._queue) > MAX_QUEUED:
             self._apply()  # the writer cannot keep up: wait for the disk rather than lose anything
+            self._bound_queue()
         elif not self._wake.is_set():
             self._wake.set()
 
     async def run(self) -> None:
-        """Write until `close` was called and the queue is empty."""
-        while not (self._closing and not self._queue):
+        """Write what is said until `close` was called; `open_store` writes the rest."""
+        while not self._closing:
             await self._wake.wait()
             self._wake = anyio.Event()
             await self.flush()
-            if self._closing:
-                self._wake.set()
 
     async def flush(self) -> None:
-        """Return once everything said so far is in the file."""
+        """Return once everything said so far is in the file, or could not be written."""
         await anyio.to_thread.run_sync(self._apply)
 
     def close(self) -> None:
@@ -285,13 +321,35 @@ class Store:
                 self._apply_queue()
             except sqlite3.OperationalError:
                 self.failed_writes += 1
-                _log.exception("the state could not be written; it is right in memory and will be learned again")
+                _log.exception("the state cannot be written now; it is right in memory and is tried again")
 
     def _apply_queue(self) -> None:
-        with self._connection:
-            while self._queue:
-                statement, values = self._queue.popleft()
-                self._connection.execute(statement, values)
+        """Write all that waits in one transaction; if that fails it waits on."""
+        taken: list[_Statement] = []
+        try:
+            with self._connection:
+                while self._queue:
+                    taken.append(self._queue.popleft())
+                    self._execute(*taken[-1])
+        except sqlite3.OperationalError:
+            self._queue.extendleft(reversed(taken))
+            raise
+
+    def _execute(self, statement: str, values: tuple[object, ...]) -> None:
+        try:
+            self._connection.execute(statement, values)
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF in _PASSING:
+                raise
+            self.failed_writes += 1
+            _log.exception("a change cannot be written; it is right in memory and will be learned again")
+
+    def _bound_queue(self) -> None:
+        """Drop the oldest half of what could not be written for so long."""
+        if len(self._queue) > MAX_QUEUED:
+            _log.error("the state cannot be written; %d changes are lost", len(self._queue) - MAX_QUEUED // 2)
+        while len(self._queue) > MAX_QUEUED // 2:
+            self._queue.popleft()
 
     def _query(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
         with self._guard:
@@ -300,22 +358,40 @@ class Store:
     # ------------------------------------------------------------ reading it all, once
 
     def _load(self) -> None:
-        rows = self._connection.execute
-        for principal, key, text, start_s, cpu_s, memory in rows(
-            "SELECT principal, key, catalogue, start_s, cpu_s, memory_bytes FROM catalogues"
-        ):
-            estimate = None if start_s is None else Estimate(start_s=start_s, cpu_s=cpu_s, memory_bytes=memory)
-            self._known[principal, key] = Known(catalogue=_catalogue(text), estimate=estimate)
-        for principal, key, form, text in rows("SELECT principal, key, form, choice FROM forms"):
-            choice = cast("dict[str, Any]", json.loads(text))
-            self._forms[principal, key] = FormChoice(
-                form=PrepareForm(form), reason=choice["reason"], details=choice["details"]
-            )
-        for row in rows("SELECT * FROM clients"):
-            self._clients[row[0]] = _client(row)
-        for session, server, principal in rows("SELECT session, server, principal FROM held_state"):
-            self._held.setdefault(session, {})[server] = principal
-        self._learned.update(rows("SELECT principal, data FROM learned").fetchall())
+        catalogues = "principal, key, catalogue, start_s, cpu_s, memory_bytes"
+        self._load_table("catalogues", catalogues, self._load_catalogue)
+        self._load_table("forms", "principal, key, form, choice", self._load_form)
+        clients = "id, session, principal, server, protocol_version, client_params, seen_wall_s"
+        self._load_table("clients", clients, self._load_client)
+        self._load_table("held_state", "session, server, principal, seen_wall_s", self._load_held)
+        self._learned.update(self._connection.execute("SELECT principal, data FROM learned").fetchall())
+
+    def _load_table(self, table: str, columns: str, take: Callable[..., None]) -> None:
+        """Take each row; one that is damaged is dropped, since it can be learned again."""
+        for number, *row in self._connection.execute(f"SELECT rowid, {columns} FROM {table}").fetchall():  # noqa: S608 our own names
+            try:
+                take(*row)
+            except (ValueError, TypeError, KeyError, AttributeError) as exc:
+                _log.warning("a row of %s in the state is damaged and is dropped: %r", table, exc)
+                self._write(f"DELETE FROM {table} WHERE rowid = ?", number)  # noqa: S608 our own names
+
+    def _load_catalogue(
+        self, principal: str, key: str, text: str, start_s: float | None, cpu_s: float, memory_bytes: int
+    ) -> None:
+        estimate = None if start_s is None else Estimate(start_s=start_s, cpu_s=cpu_s, memory_bytes=memory_bytes)
+        self._known[principal, key] = Known(catalogue=_catalogue(text), estimate=estimate)
+
+    def _load_form(self, principal: str, key: str, form: str, text: str) -> None:
+        choice = cast("dict[str, Any]", json.loads(text))
+        self._forms[principal, key] = FormChoice(
+            form=PrepareForm(form), reason=choice["reason"], details=choice["details"]
+        )
+
+    def _load_client(self, *row: Any) -> None:
+        self._clients[row[0]] = _client(row)
+
+    def _load_held(self, session: SessionId, server: ResourceId, principal: PrincipalId, seen_wall_s: float) -> None:
+        self._held.setdefault(session, {})[server] = _Held(principal, seen_wall_s)
 
 
 @asynccontextmanager
@@ -396,7 +472,12 @@ def _begin(connection: sqlite3.Connection) -> None:
     connection.executescript(_SCHEMA)
 
 
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_begin,)
+def _date_held_state(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE held_state ADD COLUMN seen_wall_s REAL NOT NULL DEFAULT 0")
+    connection.execute("UPDATE held_state SET seen_wall_s = CAST(strftime('%s', 'now') AS REAL)")
+
+
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_begin, _date_held_state)
 """What brings schema n to n + 1, in order."""
 
 
