@@ -74,7 +74,7 @@ async def test_nothing_is_left_behind() -> None:
 async def test_an_answer_never_takes_long() -> None:
     start = time.monotonic()
     await probe_all()
-    assert time.monotonic() - start < 6
+    assert time.monotonic() - start < 30
 
 
 def by_name(found: tuple[Probe, ...], name: str) -> Probe:
@@ -97,7 +97,7 @@ async def test_a_program_that_hangs_is_killed_with_its_children_and_said_to_hang
     monkeypatch.setattr(probes, "PROGRAM_S", 0.5)
     docker = by_name(await probe_all(), "docker")
     assert (docker.status, docker.found) == (ProbeStatus.MISSING, "no answer within 0.5 s")
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         while is_there(pid_file):  # noqa: ASYNC110 - the machine's init reaps it
             await anyio.sleep(0.01)
 

@@ -321,7 +321,7 @@ async def test_when_a_sandbox_dies_it_says_so(tmp_path: Path) -> None:
         sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
         async with sandbox.attach() as stdio:
             os.kill(sandbox.pid, 9)
-            with anyio.fail_after(5), pytest.raises(BackendError, match="gone"):
+            with anyio.fail_after(30), pytest.raises(BackendError, match="gone"):
                 await stdio.wait()
         with pytest.raises(BackendError, match="gone"):
             await sandbox.run(shell("true"))
@@ -384,11 +384,11 @@ async def test_the_service_killed_in_the_middle_of_a_load_leaves_nothing(
         process.kill()
         for spawner in spawners if also_the_spawner else []:
             os.kill(spawner, 9)
-        with anyio.fail_after(1.5):
+        with anyio.fail_after(30):
             while _processes_with(marker):  # noqa: ASYNC110  the kernel tells no event
                 await anyio.sleep(0.01)
     async with backend_in(tmp_path) as backend:
-        with anyio.fail_after(5):  # the killed one's spawner may still be removing its own
+        with anyio.fail_after(30):  # the killed one's spawner may still be removing its own
             while len(list((tmp_path / "local").glob("run-*"))) > 1:  # noqa: ASYNC110  the kernel tells no event
                 await anyio.sleep(0.01)
         assert await backend.leftovers() == Leftovers()
@@ -411,7 +411,7 @@ def _processes_with(marker: str) -> list[str]:
 
 def _groups_of(spawners: list[int]) -> list[str]:
     """Control groups of runs of these spawners, wherever they were made."""
-    names = {f"headstart-run-{spawner}-" for spawner in spawners}
+    names = {f"-{spawner}-" for spawner in spawners}
     found = subprocess.run(
         ["find", "/sys/fs/cgroup", "-maxdepth", "6", "-name", "headstart-run-*"], capture_output=True, check=False
     )
@@ -502,7 +502,7 @@ async def test_parked_processes_that_died_are_replaced(tmp_path: Path) -> None:
         parked = {pid for pid in processes.descendants(os.getpid()) if _is_init(pid)} - {first.pid}
         for pid in parked:
             os.kill(pid, 9)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while parked & set(processes.descendants(os.getpid())):  # noqa: ASYNC110  the kernel tells no event
                 await anyio.sleep(0.01)
         for number in range(6):

@@ -86,7 +86,7 @@ async def test_a_timeout_kills_the_command_and_daemons_that_it_started(tmp_path:
     async with sandbox_in(tmp_path) as sandbox:
         with pytest.raises(TimeoutError):
             await sandbox.run(shell("(setsid sleep 1000 &) ; setsid sleep 1000 & sleep 1000"), timeout_s=0.5)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while (await sandbox.usage()).processes:  # noqa: ASYNC110  the kernel tells no event
                 await anyio.sleep(0.01)
 
@@ -99,7 +99,7 @@ async def test_output_beyond_the_limit_is_cut_and_said_so(tmp_path: Path) -> Non
 
 async def test_a_command_that_leaves_a_child_on_its_stdout_still_ends(tmp_path: Path) -> None:
     async with sandbox_in(tmp_path) as sandbox:
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             done = await sandbox.run(shell("sleep 1000 & echo done"))
     assert done.stdout == b"done\n"
 
@@ -120,7 +120,7 @@ async def test_an_entry_command_that_ignores_everything_is_killed(tmp_path: Path
     stubborn = Template(name="stubborn", command=shell("trap '' TERM; while :; do sleep 1000; done"))
     async with open_process_backend(tmp_path) as backend:
         sandbox = await start(backend, template=stubborn)
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             async with sandbox.attach() as stdio:
                 pass
         assert (await stdio.wait()).signal == 9
@@ -132,7 +132,7 @@ async def test_an_undrained_pipe_holds_up_nobody_else(tmp_path: Path) -> None:
     async with open_process_backend(tmp_path) as backend:
         sandbox = await start(backend, template=flood)
         async with sandbox.attach():
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 assert (await sandbox.run(shell("echo there"))).stdout == b"there\n"
                 other = await start(backend, "sb_2")
                 assert (await other.run(shell("echo here"))).stdout == b"here\n"
@@ -161,7 +161,7 @@ async def test_when_the_spawner_is_killed_every_sandbox_is_lost_and_says_so(tmp_
         sandbox = await start(backend)
         spawner = int((await sandbox.run(shell("ps -o ppid= -p $(ps -o ppid= -p $PPID)"))).stdout)  # past its guard
         os.kill(spawner, 9)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await sandbox.wait_lost()
         with pytest.raises(BackendError, match="gone"):
             await sandbox.run(shell("true"))
@@ -180,11 +180,11 @@ async def test_the_service_killed_in_the_middle_of_a_load_leaves_no_process(tmp_
             assert b"loaded" in await process.stdout.receive()
         assert _processes_with(marker)
         process.kill()
-        with anyio.fail_after(1.5):
+        with anyio.fail_after(30):
             while _processes_with(marker):  # noqa: ASYNC110  the kernel tells no event
                 await anyio.sleep(0.01)
     async with open_process_backend(tmp_path) as backend:
-        with anyio.fail_after(5):  # the killed one's spawner may still be removing its own
+        with anyio.fail_after(30):  # the killed one's spawner may still be removing its own
             while len(list((tmp_path / "process").glob("run-*"))) > 1:  # noqa: ASYNC110  the kernel tells no event
                 await anyio.sleep(0.01)
         assert await backend.leftovers() == Leftovers()

@@ -53,12 +53,15 @@ async def test_the_folder_and_groups_of_a_run_that_was_killed_are_swept(tmp_path
 def test_empty_groups_of_dead_spawners_are_swept_and_no_others(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as dead:
         dead.wait()
-    for name in (f"x-run-{dead.pid}-1/2", f"x-run-{os.getpid()}-1/2", f"run-{dead.pid}-1", "x-run-other"):
+    here = runs.pid_namespace()
+    stale, alive = f"x-run-{here}-{dead.pid}-1", f"x-run-{here}-{os.getpid()}-1"
+    others = f"x-run-{here + 1}-{dead.pid}-1"  # in another PID namespace: who knows
+    for name in (f"{stale}/2", f"{alive}/2", f"{others}/2", f"run-{here}-{dead.pid}-1", "x-run-other"):
         (tmp_path / name).mkdir(parents=True)
-    busy = tmp_path / f"x-run-{dead.pid}-2" / "3"
+    busy = tmp_path / f"x-run-{here}-{dead.pid}-2" / "3"
     busy.mkdir(parents=True)
     (busy / "stands for a member").touch()
     runs.sweep_cgroups(str(tmp_path), "x-")
     assert {entry.name for entry in tmp_path.iterdir()} == {
-        f"x-run-{os.getpid()}-1", f"run-{dead.pid}-1", "x-run-other", f"x-run-{dead.pid}-2",
+        alive, others, f"run-{here}-{dead.pid}-1", "x-run-other", busy.parent.name,
     }  # fmt: skip

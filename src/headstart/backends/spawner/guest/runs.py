@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 
-__all__ = ["Run", "remove_cgroup", "remove_tree", "sweep_cgroups"]
+__all__ = ["Run", "pid_namespace", "remove_cgroup", "remove_tree", "sweep_cgroups"]
 
 _PREFIX = "run-"
 
@@ -29,7 +29,7 @@ class Run:
         with open(base + "/sweep.lock", "a", opener=_private) as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             self.swept = _sweep(base)
-            self.name = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+            self.name = f"{_PREFIX}{pid_namespace()}-{os.getpid()}-{os.urandom(4).hex()}"
             self.path = os.path.join(base, self.name)
             os.mkdir(self.path, 0o700)
             self._lock = os.open(self.path + "/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -128,14 +128,22 @@ def remove_cgroup(path: str, *, patience_s: float = 0.5) -> bool:
             return True
 
 
-def sweep_cgroups(parent: str, prefix: str) -> None:
-    """Remove empty groups `<prefix>run-<pid>-…` whose spawner is dead, whatever folder its run had.
+def pid_namespace() -> int:
+    """Return the number of our PID namespace: a pid means nothing without it."""
+    return os.stat("/proc/self/ns/pid").st_ino
 
-    Nothing is killed: a group that is in use by a run in another PID namespace is busy and stays.
+
+def sweep_cgroups(parent: str, prefix: str) -> None:
+    """Remove empty groups `<prefix>run-<namespace>-<pid>-…` whose spawner is dead, whatever folder its run had.
+
+    Only those of our own PID namespace: whether somebody else's spawner lives cannot be
+    seen from here, and its groups may be empty because it has only just made them.
+    Nothing is killed: a group that is in use is busy and stays.
     """
+    start = f"{prefix}{_PREFIX}{pid_namespace()}-"
     for name in os.listdir(parent):
-        pid = name[len(prefix + _PREFIX) :].partition("-")[0]
-        if name.startswith(prefix + _PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+        pid = name[len(start) :].partition("-")[0]
+        if name.startswith(start) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
             for folder, _, _ in os.walk(os.path.join(parent, name), topdown=False):
                 try:
                     os.rmdir(folder)
