@@ -26,12 +26,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Running]:
         yield started
 
 
-def refused(place: Place, command: str, *arguments: str) -> list[str]:
+def refused(place: Place, command: str, *arguments: str, status: int = 2) -> list[str]:
     """Run a command that has to be refused; returns the lines on stderr."""
     done = headstart(
         command, "--config", str(place.config), "--state-dir", str(place.state), *arguments, cwd=place.folder
     )
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == status, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()
@@ -125,7 +125,7 @@ def test_an_address_that_others_can_reach_needs_a_key(place: Place) -> None:
 
 
 def test_a_second_service_on_one_state_is_refused_and_the_first_goes_on(running: Running) -> None:
-    error, hint = refused(running.place, "serve", "--port", "0")
+    error, hint = refused(running.place, "serve", "--port", "0", status=3)
     assert error == f"error: {running.place.state}: a service is running on this state directory"
     assert "headstart stop" in hint
     assert running.status()["runtime"]["events_broken"] == 0

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from headstart import __version__
+from headstart.cli.state import STATE_IN_USE_STATUS, StateInUse
 from headstart.cli.terminal import print_error
 from headstart.errors import ConfigError, HeadstartError
 
@@ -71,12 +72,16 @@ def run() -> int:
     """Run one command; usage errors leave with 2 by themselves.
 
     Returns:
-        0; 1 where it failed, 2 where what the user wrote cannot be used.
+        0; 1 where it failed, 2 where what the user wrote cannot be used, 3 where the state
+        directory is in use.
     """
     asked = sys.argv[1] if len(sys.argv) > 1 else ""
     _add([asked] if asked in _MODULES else _MODULES)  # help, and a wrong name, need all
     try:
         app()
+    except StateInUse as error:
+        print_error(error)
+        return STATE_IN_USE_STATUS
     except ConfigError as error:
         print_error(error)
         return 2

@@ -59,7 +59,10 @@ def init(
 
 def _write_config(source: Path, servers: Sequence[ServerSettings], *, upstream: str | None, backend: str) -> None:
     if CONFIG_NAME.exists():
-        say(f"{CONFIG_NAME} is there already and stays as it is")
+        unused = ["--from", *(["--upstream"] if upstream else []), *(["--backend"] if backend != "auto" else [])]
+        say(
+            f"{CONFIG_NAME} is there already and stays as it is; not used: {', '.join(unused)} (move it away to begin anew)"
+        )
         return
     lines = [f"mcp = {_text(source)}", ""]
     lines += ["[upstreams]", f"default = {_text(upstream)}" if upstream else '# default = "http://127.0.0.1:8000/v1"']

@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 
 from headstart.cli.service_file import NotRunning, ServiceFile, find_service
-from headstart.cli.state import state_dir
+from headstart.cli.state import STATE_IN_USE_STATUS, state_dir
 from headstart.errors import HeadstartError
 from headstart.gateway.stdio import StdioRoute, bridge
 
 __all__ = ["main"]
 
 _START_TIMEOUT_S = 30.0
+_LOG_TAIL_BYTES = 16_384
 
 
 def main(arguments: list[str]) -> int:
@@ -55,20 +56,34 @@ def _start(folder: Path, *, config: str | None) -> ServiceFile:
     """Start a service that outlives this process, and wait until it answers.
 
     Raises:
-        NotRunning: It did not come up; its log says why.
+        NotRunning: It did not come up; the message has what its log says.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / "serve.log"
     command = [sys.executable, "-m", "headstart", "serve", "--state-dir", str(folder)]
     command += ["--config", config] if config else []
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as sink:
+        said_before = sink.tell()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             return find_service(folder)
         except NotRunning:
-            if process.poll() not in (None, 2):  # 2: another shim was faster, and its service is coming up
+            if process.poll() not in (
+                None,
+                STATE_IN_USE_STATUS,
+            ):  # in use: another shim was faster; wait for its service
                 break
             time.sleep(0.05)
-    raise NotRunning("the service did not start", hint=f"the end of {log} says why")
+    told = _reason(log, said_before)
+    raise NotRunning("the service did not start" + (f": {told}" if told else ""), hint=f"its log is {log}")
+
+
+def _reason(log: Path, offset: int) -> str:
+    """Return the error that a log ends with, from `offset` on; else its last line."""
+    with log.open("rb") as file:
+        file.seek(max(offset, log.stat().st_size - _LOG_TAIL_BYTES))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]

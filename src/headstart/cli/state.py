@@ -12,7 +12,14 @@ import platformdirs
 
 from headstart.errors import ConfigError
 
-__all__ = ["only_one", "state_dir"]
+__all__ = ["STATE_IN_USE_STATUS", "StateInUse", "only_one", "state_dir"]
+
+STATE_IN_USE_STATUS = 3
+"""The exit status that tells it from every other reason not to start."""
+
+
+class StateInUse(ConfigError):
+    """Another process holds the state directory."""
 
 
 @contextmanager
@@ -20,7 +27,7 @@ def only_one(state_dir: Path) -> Generator[None]:
     """Hold the state directory, so that two services never write one state.
 
     Raises:
-        ConfigError: Another service holds it.
+        StateInUse: Another service holds it.
     """
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -28,7 +35,7 @@ def only_one(state_dir: Path) -> Generator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         hint = "headstart stop ends it; --state-dir gives a second service a state of its own"
-        raise ConfigError("a service is running on this state directory", where=str(state_dir), hint=hint) from exc
+        raise StateInUse("a service is running on this state directory", where=str(state_dir), hint=hint) from exc
     else:
         yield
     finally:
