@@ -6,12 +6,14 @@ Below everything; imports nothing of ours.
 from __future__ import annotations
 
 import itertools
+import re
 import secrets
 from typing import NewType, Protocol
 
 __all__ = [
     "LOCAL_PRINCIPAL",
     "PRINCIPAL_SCOPE_KEY",
+    "SESSION_NAME_RULE",
     "CallId",
     "GenerationId",
     "IdSource",
@@ -21,6 +23,7 @@ __all__ = [
     "SandboxId",
     "SequentialIds",
     "SessionId",
+    "is_session_name",
     "session_named",
 ]
 
@@ -48,6 +51,19 @@ LOCAL_PRINCIPAL = PrincipalId("local")
 
 PRINCIPAL_SCOPE_KEY = "headstart.principal"
 """Where the port's guard leaves the `PrincipalId` of a request, in its ASGI scope."""
+
+
+SESSION_NAME_RULE = "a session name is 1 to 128 visible ASCII characters"
+_SESSION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def is_session_name(name: str) -> bool:
+    """Whether a client may call its session so (in a URL or header, once decoded).
+
+    >>> [is_session_name(name) for name in ("run-1", "", "two words", "é", "x" * 129)]
+    [True, False, False, False, False]
+    """
+    return _SESSION_NAME.fullmatch(name) is not None
 
 
 def session_named(principal: PrincipalId, name: str) -> SessionId:

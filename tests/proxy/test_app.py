@@ -77,6 +77,21 @@ async def test_the_openai_client_streams_a_conversation_and_it_is_read(proxied: 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("header", "session"), [("chat-2", "chat-2"), ("chat%2D3", "chat-3"), ("two words", None)])
+async def test_the_header_names_the_session_and_one_that_cannot_be_a_name_is_ignored(
+    proxied: ProxyMaker, header: str, session: str | None
+) -> None:
+    async with serve([RECORDING]) as base_url, proxied({"default": base_url}) as proxy:
+        async with openai.AsyncOpenAI(
+            base_url=f"{proxy.origin}/v1", api_key=SECRET, default_headers={"X-Headstart-Session": header}
+        ) as client:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": RECORDING.user}])
+        await proxy.ended()
+    assert isinstance(proxy.events[0], GenerationStarted)
+    assert proxy.events[0].session == session
+
+
+@pytest.mark.anyio
 async def test_the_openai_client_gets_whole_responses_and_lists(proxied: ProxyMaker) -> None:
     async with serve([RECORDING]) as base_url, proxied({"openai": base_url}) as proxy:
         async with openai.AsyncOpenAI(base_url=f"{proxy.origin}/openai/v1", api_key=SECRET) as client:

@@ -28,13 +28,21 @@ from headstart.gateway.sessions import ForgetfulMemory, SessionLimits, Sessions,
 from headstart.gateway.sign_in import WELL_KNOWN, SignIn
 from headstart.gateway.views import Views
 from headstart.gateway.wire import BodyTooLarge, ClientLeft, Receive, Scope, Send, header, read_body, refuse, send_json
-from headstart.ids import LOCAL_PRINCIPAL, PRINCIPAL_SCOPE_KEY, IdSource, PrincipalId, RandomIds, ResourceId
+from headstart.ids import (
+    LOCAL_PRINCIPAL,
+    PRINCIPAL_SCOPE_KEY,
+    SESSION_NAME_RULE,
+    IdSource,
+    PrincipalId,
+    RandomIds,
+    ResourceId,
+    is_session_name,
+)
 from headstart.runtime.contract import SessionMemory, ToolRuntime
 
 __all__ = ["Gateway", "GatewayOptions", "open_gateway"]
 
 _ROUTE: Final = re.compile(r"(?:/s/(?P<session>[^/]+))?/mcp(?:/(?P<server>[^/]+))?/?")
-_SESSION_NAME: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +128,8 @@ class Gateway:
             return None
         named = route["session"] or header(scope, b"x-headstart-session")
         name = unquote(named) if named else None
-        if name is not None and not _SESSION_NAME.fullmatch(name):
-            told = "a session name is 1 to 128 visible ASCII characters"
-            await refuse(send, 400, INVALID_REQUEST, told)
+        if name is not None and not is_session_name(name):
+            await refuse(send, 400, INVALID_REQUEST, SESSION_NAME_RULE)
             return None
         server = ResourceId(unquote(route["server"])) if route["server"] else None
         if server is not None and server not in (known := self._servers_of(principal)):

@@ -7,9 +7,10 @@ before it, the request belongs to session `<id>`. See docs/reference/http-proxy.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import anyio
 from starlette.types import Receive, Scope, Send
@@ -17,10 +18,10 @@ from starlette.types import Receive, Scope, Send
 from headstart.clock import Clock, SystemClock
 from headstart.config.model import Upstream
 from headstart.core.stream import ModelEvent
-from headstart.ids import IdSource, PrincipalId, RandomIds, session_named
+from headstart.ids import IdSource, PrincipalId, RandomIds, is_session_name, session_named
 from headstart.proxy.exchange import ClientRequest, Exchange
 from headstart.proxy.formats import FORMATS
-from headstart.proxy.headers import SESSION_HEADER, framing_of, value_of
+from headstart.proxy.headers import SESSION_HEADER, Header, framing_of, value_of
 from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits
 from headstart.proxy.refusals import Refusal
 from headstart.proxy.routes import Route, Routes
@@ -171,15 +172,14 @@ class ModelProxy:
 
     def _client_request(self, scope: Scope, route: Route) -> ClientRequest:
         headers = list(scope["headers"])
-        named = value_of(headers, SESSION_HEADER)
-        name = route.session or (named.decode("latin-1") if named else None)
+        name = route.session or _session_of(headers)
         principal = self._principal_of(scope)
         return ClientRequest(
             method=scope["method"],
             route=route,
             headers=headers,
             framing=framing_of(headers),
-            session=session_named(principal, name) if name else None,
+            session=None if name is None else session_named(principal, name),
             principal=principal,
         )
 
@@ -203,6 +203,13 @@ class ModelProxy:
         generates = request.method == "POST" and path.rstrip("/") in _GENERATIONS_NOT_READ
         self._tally.count_unread(label, "format not read yet" if generates else "not a generation")
         return None
+
+
+def _session_of(headers: Sequence[Header]) -> str | None:
+    """Return the session that the header names; an impossible name is none, since the model must answer anyway."""
+    named = value_of(headers, SESSION_HEADER)
+    name = unquote(named.decode("latin-1")) if named else ""
+    return name if is_session_name(name) else None
 
 
 def _wants_websocket(scope: Scope) -> bool:

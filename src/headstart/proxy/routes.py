@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from headstart.config.model import Upstream
 from headstart.errors import ConfigError
+from headstart.ids import SESSION_NAME_RULE, is_session_name
 from headstart.proxy.refusals import Refusal
 
 __all__ = ["Origin", "Route", "Routes", "UpstreamTarget"]
@@ -20,7 +21,6 @@ __all__ = ["Origin", "Route", "Routes", "UpstreamTarget"]
 DEFAULT_PREFIX = "default"
 RESERVED_PREFIXES = frozenset({"s", "v1", "mcp"})
 _NOT_IN_A_TARGET = re.compile(rb"[\x00-\x20\x7f]")
-_MAX_SESSION_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Routes:
     def resolve(self, raw_path: bytes, query: bytes = b"") -> Route | Refusal:
         """Find the upstream for a request, or say why there is none."""
         session, rest = _split_session(raw_path)
-        if session is not None and (not session or len(session) > _MAX_SESSION_CHARS):
+        if session is not None and not is_session_name(session):
             return _refuse_session()
         prefix, rest = self._split_prefix(rest)
         upstream = self._by_prefix.get(prefix)
@@ -173,5 +173,5 @@ def _split_session(path: bytes) -> tuple[str | None, bytes]:
 
 
 def _refuse_session() -> Refusal:
-    hint = f"use /s/<session>/v1/… with 1 to {_MAX_SESSION_CHARS} characters"
-    return Refusal(status=404, code="bad_session", message="the session in the path is empty or too long", hint=hint)
+    message = f"the session in the path cannot be one: {SESSION_NAME_RULE}"
+    return Refusal(status=400, code="bad_session", message=message, hint="use /s/<session>/v1/…")
