@@ -473,6 +473,21 @@ async def test_on_the_hosts_network_abstract_sockets_of_the_host_are_out_of_reac
     assert b"PermissionError" in done.stderr
 
 
+@as_root
+async def test_a_mount_whose_ids_cannot_be_mapped_is_told_as_weaker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    unmappable = Path("/sys/kernel")  # sysfs has no id-mapped mounts
+    shown = template(Mount(source=unmappable, target=Path("/shown")))
+    async with backend_in(tmp_path) as backend:
+        before = backend.capabilities.weaker
+        for _ in range(2):
+            await (await backend.prepare(shown)).aclose()
+        [told] = [line for line in backend.capabilities.weaker if line not in before]
+    assert told.startswith("/sys/kernel: ids cannot be mapped (")
+    assert caplog.messages == [told]
+
+
 async def test_on_the_hosts_network_the_services_own_port_is_refused_and_others_are_not(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own, socket.create_server(("127.0.0.1", 0)) as other:
         reach = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import itertools
+import logging
 import os
 import platform
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,9 @@ _NO_USAGE = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
 _BYTES_PER_INODE = 16_384
 _STAGING = "staging"
 _FORK_PREFIX = "fork"
+_MOST_NOTES = 32
+
+_log = logging.getLogger(__name__)
 
 
 class Tree:
@@ -134,6 +138,7 @@ class LocalBackend:
         self._privileged = os.geteuid() == 0
         self._run = Path(client.facts["run"])
         self._keys = itertools.count(1)
+        self._notes: dict[str, None] = {}
         self._filters = {
             profile: base64.b64encode(build_filter(profile, platform.machine())).decode() for profile in SeccompProfile
         }
@@ -169,7 +174,7 @@ class LocalBackend:
             )
         if self._metadata_blocked is not None:
             weaker.append(f"network host reaches cloud metadata ({self._metadata_blocked}): use network none")
-        return weaker
+        return weaker + list(self._notes)
 
     async def prepare(self, template: Template) -> Prepared:
         """See `Backend.prepare`. If cancelled, nothing is left of it."""
@@ -190,10 +195,19 @@ class LocalBackend:
 
     async def _build_tree(self, template: Template, plan: dict[str, Any], extra: tuple[Mount, ...] = ()) -> Tree:
         key = f"t{next(self._keys)}"
-        await self._client.prepare(
+        told = await self._client.prepare(
             key, {"tree": layout.tree_plan(template, secret=self._state_dir, extra=extra), "sandbox": plan}
         )
+        self._note(told["notes"])
         return Tree(template, key, self._client)
+
+    def _note(self, notes: Iterable[str]) -> None:
+        """Remember what turned out to be weaker about a file tree; say each once."""
+        for note in notes:
+            line = f"{note}: only what everybody may read shows there; move it to another file system"
+            if line not in self._notes and len(self._notes) < _MOST_NOTES:
+                self._notes[line] = None
+                _log.warning("%s", line)
 
     def _plan(self, template: Template) -> dict[str, Any]:
         scratch = template.limits.scratch_bytes
