@@ -19,9 +19,10 @@ from headstart.clock import Clock
 from headstart.core.events import Event, PrepareForm, SandboxBecameReady
 from headstart.errors import CatalogueUnavailable, HeadstartError, ServerUnavailable, UnauthorizedUpstream
 from headstart.ids import IdSource, PrincipalId, ResourceId, SandboxId
-from headstart.runtime.contract import ClientChannel, JsonObject, LearnProgress
+from headstart.runtime.contract import LearnProgress
 from headstart.runtime.handshake import Lists, as_catalogue
 from headstart.runtime.preparations import PreparationKey, Preparations
+from headstart.runtime.rpc import Nobody
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.store import Estimate, Known
 from headstart.runtime.supervisor import Order, Supervised
@@ -126,16 +127,6 @@ class Learner:
                 return CatalogueUnavailable(f"its tools are not known: {failure}", hint=failure.hint)
 
 
-class _Nobody:
-    """The owner of a conversation that no client takes part in."""
-
-    def notified(self, method: str, params: JsonObject | None) -> None:
-        _log.debug("while being learned, a server said %s %s", method, params)
-
-    def fallback_channel(self) -> ClientChannel | None:
-        return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLearning:
     """Learns stdio servers in sandboxes of their own, outside of the pool."""
@@ -177,7 +168,7 @@ class SandboxLearning:
             sandbox=SandboxId(self.ids.new("learn")),
             server=self.servers.get(server),
             prepared=lambda: self.preparations.get(key, learned),
-            owner=_Nobody(),
+            owner=Nobody(),
             session_env=lambda: spec.session_env,
             package_lock=lambda: self.package_lock(spec.package),
             on_lists=seen.append,

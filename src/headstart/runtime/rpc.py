@@ -33,7 +33,7 @@ from headstart.ids import ResourceId
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.outbox import LinkClosed, Outbox, Outgoing
 
-__all__ = ["Exchange", "Owner", "Peer"]
+__all__ = ["Exchange", "Nobody", "Owner", "Peer"]
 
 MAX_ARRIVALS = 1_000
 MAX_SERVER_REQUESTS = 64
@@ -69,6 +69,16 @@ class Owner(Protocol):
     def fallback_channel(self) -> ClientChannel | None:
         """Return where the server's own requests go while no request is open."""
         ...
+
+
+class Nobody:
+    """The owner of a conversation that no client takes part in."""
+
+    def notified(self, method: str, params: JsonObject | None) -> None:
+        _log.debug("a server that nobody talks to said %s %s", method, params)
+
+    def fallback_channel(self) -> ClientChannel | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,9 @@ from headstart.clock import Clock
 from headstart.config.model import WarmupCall
 from headstart.errors import BackendError
 from headstart.ids import ResourceId
-from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.handshake import HandshakeRefused, Lists, initialize, shake_hands
 from headstart.runtime.link import StdioLink, open_stdio_link
-from headstart.runtime.rpc import LinkClosed, Peer
+from headstart.runtime.rpc import LinkClosed, Nobody, Peer
 
 __all__ = ["Trial", "TrialFailed", "difference", "time_to_tools", "try_server"]
 
@@ -50,16 +49,6 @@ class Trial:
     taken: object = None
 
 
-class _Nobody:
-    """The owner of a conversation that no client takes part in."""
-
-    def notified(self, method: str, params: JsonObject | None) -> None:
-        """Nobody is interested."""
-
-    def fallback_channel(self) -> ClientChannel | None:
-        return None
-
-
 async def _nothing() -> None:
     """Take nothing from a server that is up."""
 
@@ -81,7 +70,7 @@ async def try_server(
     server = ResourceId(str(sandbox.id))
     async with (
         sandbox.attach() as streams,
-        open_stdio_link(streams, server=server, owner=_Nobody(), clock=clock) as link,
+        open_stdio_link(streams, server=server, owner=Nobody(), clock=clock) as link,
     ):
         try:
             outcome: Trial | Exception = await _observe(link.peer, sandbox, warmup, clock, while_up)
@@ -128,7 +117,7 @@ async def time_to_tools(sandbox: RunningSandbox, *, clock: Clock) -> float:
     listed_s: float | None = None
     async with (
         sandbox.attach() as streams,
-        open_stdio_link(streams, server=server, owner=_Nobody(), clock=clock) as link,
+        open_stdio_link(streams, server=server, owner=Nobody(), clock=clock) as link,
     ):
         with suppress(HandshakeRefused, LinkClosed, MCPError):
             await initialize(link.peer)
