@@ -129,13 +129,26 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("[service]\nhost = '0.0.0.0'", "headstart.toml:2: service.host: 0.0.0.0 can be reached from other machines"),
         ("[upstreams]\nmcp = 'http://h/v1'", "headstart.toml:2: upstreams.mcp: this prefix is taken"),
         ("[upstreams]\na = 'http://h/v1/v1'", "headstart.toml:2: upstreams.a: the path has /v1 twice"),
-        ("[upstreams]\na = 'h/v1'", "is not an http(s) URL"),
+        ("[upstreams]\na = 'h/v1'", "headstart.toml:2: upstreams.a: this is no http(s) URL"),
+        ("[upstreams]\na = 'ftp://h/v1'", "headstart.toml:2: upstreams.a: this is no http(s) URL"),
         ("[pool\n", "headstart.toml:1: not valid TOML"),
         ("[servers.git]\nshared = true", "headstart.toml:1: servers.git: no such server"),
     ],
 )
 def test_bad_settings_are_named(tmp_path: Path, toml: str, expected: str) -> None:
     assert expected in complaint(tmp_path, toml)
+
+
+@pytest.mark.parametrize("prefix", ["s", "v1", "mcp", "k", "headstart", "a/b", ""])
+def test_an_upstream_cannot_take_a_prefix_that_means_something_else(tmp_path: Path, prefix: str) -> None:
+    told = complaint(tmp_path, f"[upstreams]\n{prefix!r} = 'http://h/v1'")
+    assert f"upstreams.{prefix}: this prefix is taken or not usable" in told
+
+
+def test_credentials_in_an_upstreams_url_are_refused_and_not_repeated(tmp_path: Path) -> None:
+    told = complaint(tmp_path, "[upstreams]\na = 'https://me:secret@h/v1'")
+    assert "without credentials" in told
+    assert "secret" not in told
 
 
 def test_headstart_toml_adds_to_servers_without_touching_the_mcp_file(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from headstart.config.files import HeadstartFile, McpFile, McpServerEntry, MountOption, ServerOptions
 from headstart.config.model import (
+    RESERVED_PREFIXES,
     MountSetting,
     PoolMode,
     PoolSettings,
@@ -197,9 +198,12 @@ def _upstreams(file: HeadstartFile, *, where: str, text: str) -> tuple[Upstream,
     for prefix, url in file.upstreams.items():
         parts = urlsplit(url)
         at = f"{where}:{line_in_toml(text, ['upstreams', prefix])}"
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(f"{url!r} is not an http(s) URL", where=at, key=f"upstreams.{prefix}")
-        if prefix in {"mcp", "s", "k", "headstart", "v1"} or not _SERVER_NAME.fullmatch(prefix):
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
+            hint = "give the URL as SDKs take it, such as `https://api.openai.com/v1`"
+            raise ConfigError(
+                "this is no http(s) URL without credentials", where=at, key=f"upstreams.{prefix}", hint=hint
+            )
+        if prefix in RESERVED_PREFIXES or not _SERVER_NAME.fullmatch(prefix):
             raise ConfigError(
                 "this prefix is taken or not usable", where=at, key=f"upstreams.{prefix}", hint="choose another word"
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from headstart.ids import ResourceId
 
 __all__ = [
+    "RESERVED_PREFIXES",
     "EffectName",
     "MountSetting",
     "PoolMode",
@@ -124,6 +125,10 @@ class PoolSettings:
     waste_memory_mb: int = 1_500
     reserved_sets: int = 1
     idle_stop_s: float = 600.0
+
+
+RESERVED_PREFIXES = frozenset({"headstart", "k", "mcp", "s", "v1"})
+"""What the first part of a path means something else by; no upstream has such a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,10 @@ spliced into their envelope as bytes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any, Final, cast
+
+from starlette.types import Receive, Scope, Send
 
 from headstart.runtime.contract import JsonObject
 from headstart.runtime.json_text import decode, encode
@@ -36,10 +38,6 @@ __all__ = [
     "send_json",
     "sse_frame",
 ]
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON_HEADERS: Final = [(b"content-type", b"application/json")]
 SSE_HEADERS: Final = [

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from headstart.config.model import Upstream
-from headstart.errors import ConfigError
 from headstart.ids import SESSION_NAME_RULE, is_session_name
 from headstart.proxy.refusals import Refusal
 
 __all__ = ["Origin", "Route", "Routes", "UpstreamTarget"]
 
 DEFAULT_PREFIX = "default"
-RESERVED_PREFIXES = frozenset({"s", "v1", "mcp"})
 _NOT_IN_A_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 
 
@@ -53,25 +51,13 @@ class UpstreamTarget:
 
     @classmethod
     def of(cls, upstream: Upstream) -> UpstreamTarget:
-        """Take an upstream's base URL apart.
-
-        Raises:
-            ConfigError: The prefix is reserved or the URL is none.
-        """
-        where = f"upstreams.{upstream.prefix}"
-        if upstream.prefix in RESERVED_PREFIXES or "/" in upstream.prefix or not upstream.prefix:
-            raise ConfigError(
-                f"{upstream.prefix!r} cannot be a prefix", where=where, hint="choose a word such as `openai`"
-            )
+        """Take an upstream's base URL apart; that it is one has been checked with the rest of the config."""
         url = urlsplit(upstream.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
-            hint = "give the URL as SDKs take it, such as `https://api.openai.com/v1`"
-            raise ConfigError("the base URL is no http(s) URL without credentials", where=where, hint=hint)
         tls = url.scheme == "https"
         return cls(
             prefix=upstream.prefix,
             shown_url=upstream.base_url.partition("?")[0],
-            origin=Origin(host=url.hostname, port=url.port or (443 if tls else 80), tls=tls),
+            origin=Origin(host=url.hostname or "", port=url.port or (443 if tls else 80), tls=tls),
             host_header=url.netloc.encode("idna" if not url.netloc.isascii() else "ascii"),
             base_path=url.path.rstrip("/").encode(),
             base_query=url.query.encode(),
