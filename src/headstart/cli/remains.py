@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from headstart.backends.spawner.guest.processes import descendants
+
 __all__ = ["Remains", "Watched", "watch"]
 
 _PROC = Path("/proc")
@@ -54,27 +56,12 @@ def watch(pid: int, *, state_dir: Path) -> Watched:
     own = set(_cgroups_of(pid))
     started: dict[int, int] = {}
     groups: set[Path] = set()
-    for one in _tree(pid):
+    for one in (pid, *descendants(pid)):
         began = _began(one)
         if began is not None:
             started[one] = began
             groups.update(_cgroups_of(one))
     return Watched(started=started, cgroups=frozenset(groups - own), state_dir=state_dir)
-
-
-def _tree(root: int) -> Iterator[int]:
-    yield root
-    try:
-        threads = list((_PROC / str(root) / "task").iterdir())
-    except OSError:
-        return
-    for thread in threads:
-        try:
-            children = (thread / "children").read_text().split()
-        except OSError:
-            continue  # the thread ended
-        for child in children:
-            yield from _tree(int(child))
 
 
 def _began(pid: int) -> int | None:

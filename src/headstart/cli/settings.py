@@ -1,4 +1,4 @@
-"""Which files a command reads: the only place that looks at the environment."""
+"""Which config a command reads: the one it names, else `HEADSTART_CONFIG`, the folder's own, the user's own."""
 
 from __future__ import annotations
 
