@@ -16,14 +16,14 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Final
 
 import anyio
 from anyio.streams.text import TextReceiveStream
 from mcp import Client, StdioServerParameters
 
-from headstart.bench.result import BenchResult
+from headstart.bench.result import BenchResult, percentile
 
 __all__ = ["Plan", "measure", "run"]
 
@@ -66,7 +66,7 @@ async def measure(plan: Plan) -> BenchResult:
     """Measure calls by a plan; see `run`."""
     taken = await _take_turns(plan)
     middle = {way: median(calls) for way, calls in taken.items()}
-    calm = {way: quantiles(calls, n=10)[0] for way, calls in taken.items()}
+    calm = {way: percentile(calls, 10) for way, calls in taken.items()}
     summary = {
         "call_added_ms_p50": round(middle["headstart"] - middle["direct"], 3),
         "fastmcp_call_added_ms_p50": round(middle["fastmcp"] - middle["direct"], 3),

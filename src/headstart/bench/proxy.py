@@ -15,17 +15,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from headstart.bench.result import BenchResult
+from headstart.bench.result import BenchResult, percentile
 
 __all__ = ["Plan", "measure", "run"]
 
@@ -173,8 +173,8 @@ def _quietest(measured: _Measured, part: str, what: str) -> float:
     )
 
 
-def _p99(values: Iterable[float]) -> float:
-    return round(quantiles(values, n=100)[98], 3)
+def _p99(values: Sequence[float]) -> float:
+    return round(percentile(values, 99), 3)
 
 
 def _result(measured: _Measured, told: Mapping[str, Any]) -> BenchResult:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
-__all__ = ["BenchResult", "save_run"]
+__all__ = ["BenchResult", "percentile", "save_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,11 @@ class BenchResult:
     summary: Mapping[str, Any]
     samples: Iterable[Mapping[str, Any]]
     notes: tuple[str, ...] = ()
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return a percentile from 1 to 99 of two values or more, never outside of what was measured."""
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def save_run(result: BenchResult, folder: Path) -> Path:

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from headstart.bench.labelled import examples, servers
-from headstart.bench.result import BenchResult
+from headstart.bench.result import BenchResult, percentile
 from headstart.core.events import ResourceRegistered, ToolProfile
 from headstart.core.intent import KeywordRouter, default_router
 from headstart.core.stream import GenerationEnded, GenerationOutcome, GenerationStarted, TextArrived
@@ -177,8 +177,7 @@ def _judge(*, gamma: int, request_only: bool) -> dict[str, Any]:
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:
-    ranked = sorted(values)
-    return round(ranked[min(len(ranked) - 1, len(ranked) * percent // 100)], 2)
+    return round(percentile(values, percent), 2)
 
 
 def _word(chance: random.Random) -> str:

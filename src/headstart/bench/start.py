@@ -10,20 +10,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import anyio
 
 from headstart.backends.contract import Backend, Command, Identity, Prepared, Template
-from headstart.backends.local import open_local_backend
-from headstart.backends.process import open_process_backend
-from headstart.bench.result import BenchResult
-from headstart.errors import BackendUnavailable
+from headstart.bench.isolation import open_best_backend
+from headstart.bench.result import BenchResult, percentile
 from headstart.ids import SandboxId
 
 __all__ = ["run"]
@@ -36,13 +30,14 @@ _QUIET_S = 1.0
 async def run(*, quick: bool) -> BenchResult:
     """Measure the local backend, or, where there are no namespaces, the process backend (and say so)."""
     back_to_back, spaced = (100, 15) if quick else (1_000, 100)
-    with tempfile.TemporaryDirectory(prefix="headstart-bench-") as folder:
-        async with _open_backend(Path(folder)) as (backend, notes):
-            prepared = await backend.prepare(_TEMPLATE)
-            await _measure(backend, prepared, "warm-up", count=5, pause_s=0.0)
-            samples = await _measure(backend, prepared, "back_to_back", count=back_to_back, pause_s=0.0)
-            samples += await _measure(backend, prepared, "spaced", count=spaced, pause_s=_QUIET_S)
-            await prepared.aclose()
+    notes: list[str] = []
+    async with open_best_backend(notes.append) as backend:
+        notes.extend(backend.capabilities.weaker)
+        prepared = await backend.prepare(_TEMPLATE)
+        await _measure(backend, prepared, "warm-up", count=5, pause_s=0.0)
+        samples = await _measure(backend, prepared, "back_to_back", count=back_to_back, pause_s=0.0)
+        samples += await _measure(backend, prepared, "spaced", count=spaced, pause_s=_QUIET_S)
+        await prepared.aclose()
     summary = {
         "back_to_back_ms": _percentiles(samples, "back_to_back", "total_ms"),
         "spaced_ms": _percentiles(samples, "spaced", "total_ms"),
@@ -51,16 +46,6 @@ async def run(*, quick: bool) -> BenchResult:
     }
     load = os.getloadavg()[0]
     return BenchResult(summary=summary, samples=samples, notes=(*notes, f"load average at the end: {load:.1f}"))
-
-
-@asynccontextmanager
-async def _open_backend(folder: Path) -> AsyncGenerator[tuple[Backend, tuple[str, ...]]]:
-    try:
-        async with open_local_backend(folder) as backend:
-            yield backend, backend.capabilities.weaker
-    except BackendUnavailable as error:
-        async with open_process_backend(folder) as backend:
-            yield backend, (f"no isolation in these figures: {error}",)
 
 
 async def _measure(
@@ -94,10 +79,10 @@ def _bare_true_ms() -> float:
 
 
 def _percentiles(samples: list[dict[str, Any]], series: str, field: str) -> dict[str, float]:
-    values = sorted(sample[field] for sample in samples if sample["series"] == series)
+    values = [sample[field] for sample in samples if sample["series"] == series]
     return {
-        "p50": round(values[len(values) // 2], 2),
-        "p99": round(values[min(len(values) - 1, len(values) * 99 // 100)], 2),
-        "min": round(values[0], 2),
+        "p50": round(percentile(values, 50), 2),
+        "p99": round(percentile(values, 99), 2),
+        "min": round(min(values), 2),
         "n": len(values),
     }
