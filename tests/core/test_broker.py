@@ -14,6 +14,7 @@ from headstart.core.events import (
     GrantLease,
     Instruction,
     Priority,
+    RaisePriority,
     ResourceRegistered,
     SandboxBecameReady,
     SandboxMeasured,
@@ -141,6 +142,21 @@ def test_words_in_the_stream_start_a_sandbox_and_its_call_does_not_wait() -> Non
     d.closes_call("g", 3.0)
     assert GrantLease(call=CallId("c"), sandbox=start.sandbox) in d.call("c", 3.0)
     assert d.record("keyword") == (1, 0, 0)
+
+
+def test_a_guess_that_becomes_a_call_being_written_gets_the_machine() -> None:
+    d = Driven()
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    assert RaisePriority(sandbox=start.sandbox) in d.opens_call("g", 1.2)
+
+
+def test_a_call_being_written_does_not_wait_behind_a_guess() -> None:
+    d = Driven(BrokerPolicy(pool=PoolPolicy(starts_at_once=1)))
+    d.generation("g", 1.0)
+    assert starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))  # takes the only slot
+    [start] = starts(d.opens_call("g", 1.2, GIT))
+    assert (start.resource, start.priority) == (GIT, Priority.CONFIGURED)
 
 
 def test_a_tool_calls_name_is_enough() -> None:

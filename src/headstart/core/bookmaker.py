@@ -22,13 +22,14 @@ from headstart.core.pool import Stake, StakeLost, StakeWon
 from headstart.core.waste import WasteBudget, WasteLimits, WasteStatistics
 from headstart.ids import PrincipalId, ResourceId
 
-__all__ = ["Bookmaker"]
+__all__ = ["CERTAIN", "Bookmaker"]
 
 _JUDGED_AFTER_S: Final = 120.0
 """How long a word may take to come true: longer than any bet runs, so that a predictor whose
 leads are longer than its bets is found out, and its bets run longer from then on."""
 
-_CERTAIN: Final = 0.9
+CERTAIN: Final = 0.9
+"""From this probability on a bet is all but certain: its call is being written."""
 
 _MOST_RECORDS: Final = 4_096
 """Predictors times principals remembered; the one least recently made goes first."""
@@ -218,4 +219,4 @@ class Bookmaker:
 
 
 def _at_risk(stake: Stake, cpu_s: float) -> float:
-    return cpu_s * (1.0 - stake.probability) if stake.probability >= _CERTAIN else cpu_s
+    return cpu_s * (1.0 - stake.probability) if stake.probability >= CERTAIN else cpu_s

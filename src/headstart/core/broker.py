@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from headstart.core.actions import action_key
 from headstart.core.bets import Bet, BetKind
-from headstart.core.bookmaker import Bookmaker
+from headstart.core.bookmaker import CERTAIN, Bookmaker
 from headstart.core.events import (
     CallAbandoned,
     CallArrived,
@@ -400,10 +400,12 @@ class Broker:
             stake = self._admit(proposal)
             if isinstance(stake, Refusal):
                 self._books.refused(proposal.bet, stake)
-                continue
-            self._books.admitted(stake)
-            out += self._told(self._pool.place(stake))
-            out += self._settle()
+            else:
+                self._books.admitted(stake)
+                out += self._told(self._pool.place(stake))
+                out += self._settle()
+            if proposal.bet.probability >= CERTAIN:
+                out += self._told(self._pool.hurry(proposal.bet, proposal.backer))
         return out
 
     def _admit(self, proposal: Proposal) -> Stake | Refusal:

@@ -59,7 +59,7 @@ class Priority(Enum):
     CLAIMED = 0
     """An agent is waiting."""
     CONFIGURED = 1
-    """The pool's mode asks for it (eager, reserved)."""
+    """The pool's mode asks for it (eager, reserved), or its call is being written."""
     PREDICTED = 2
     """A bet."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from headstart.core.bets import Bet
 from headstart.core.events import ResourceRegistered
 from headstart.core.policy import Refusal
@@ -10,6 +12,7 @@ from headstart.core.pool.deadlines import Deadlines
 from headstart.core.pool.inventory import Inventory
 from headstart.core.pool.policy import Mode, PoolPolicy
 from headstart.core.pool.restarts import Restarts
+from headstart.core.pool.sandboxes import Sandbox
 from headstart.core.pool.servers import Servers
 from headstart.core.pool.stakes import Stakes
 from headstart.ids import PrincipalId, SessionId
@@ -48,7 +51,7 @@ class Placements:
             return Refusal.NOT_PREDICTIVE
         if spec is None or (spec.session_specific and not spec.shared and bet.session is None):
             return Refusal.UNKNOWN
-        if spec.remote or self._is_owned(spec, bet.session) or self._is_prepared(spec, bet, backer):
+        if spec.remote or self._is_owned(spec, bet.session) or self._is_prepared(bet, backer):
             return Refusal.ALREADY_THERE
         if self._restarts.wait_s(bet.principal, bet.resource, now_s) > 0.0:
             return Refusal.BACKING_OFF
@@ -67,11 +70,18 @@ class Placements:
         sessions = self._book.sessions_of(spec.principal)
         return 0 < sessions <= self._inventory.claims_on(spec.principal, spec.resource)  # whoever it is, has one
 
-    def _is_prepared(self, spec: ResourceRegistered, bet: Bet, backer: str) -> bool:
-        for sandbox in self._inventory.shelf(spec.principal, spec.resource):
+    def prepared(self, bet: Bet, backer: str) -> Iterator[Sandbox]:
+        """Yield what is unclaimed, alive and meant for the same call as a bet."""
+        spec = self._servers.find(bet.principal, bet.resource)
+        shared = spec is not None and spec.shared
+        for sandbox in self._inventory.shelf(bet.principal, bet.resource):
             stake = sandbox.stake
-            if spec.shared or (stake is not None and (not backer or stake.backer == backer)):
-                if Stakes.extend(sandbox, bet.expires_s):
-                    self._deadlines.set(sandbox, bet.expires_s)
-                return True
+            if shared or (stake is not None and (not backer or stake.backer == backer)):
+                yield sandbox
+
+    def _is_prepared(self, bet: Bet, backer: str) -> bool:
+        for sandbox in self.prepared(bet, backer):
+            if Stakes.extend(sandbox, bet.expires_s):
+                self._deadlines.set(sandbox, bet.expires_s)
+            return True
         return False

@@ -67,6 +67,9 @@ from headstart.ids import CallId, IdSource, PrincipalId, ResourceId, SandboxId, 
 __all__ = ["Pool"]
 
 
+_NOT_READY = frozenset({SandboxState.QUEUED, SandboxState.STARTING})
+
+
 class Pool:
     """The sandboxes of all sessions of all principals.
 
@@ -235,6 +238,15 @@ class Pool:
     def place(self, stake: Stake) -> list[Instruction]:
         """Queue the start that an admitted bet is on, at predicted priority."""
         self._provision.place(stake, self._now_s)
+        return self._settle()
+
+    def hurry(self, bet: Bet, backer: str) -> list[Instruction]:
+        """Its call is all but certain: what is being prepared for it goes before mere guesses."""
+        for sandbox in self._placements.prepared(bet, backer):
+            if sandbox.priority is Priority.PREDICTED and sandbox.state in _NOT_READY:
+                self.inventory.set_priority(sandbox, Priority.CONFIGURED)
+                if sandbox.state is SandboxState.STARTING:
+                    self._out.append(RaisePriority(sandbox=sandbox.id))
         return self._settle()
 
     def keep(self, sandbox: SandboxId, stake: Stake) -> None:
