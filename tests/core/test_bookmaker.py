@@ -90,7 +90,9 @@ def test_open_guesses_may_not_hold_more_than_the_budget() -> None:
 def test_what_is_all_but_certain_is_not_shut_out_by_open_guesses() -> None:
     book = books(cpu_burst_s=1.5)
     admitted(book, bet())
-    admitted(book, bet(p=0.99))
+    certain = book.price(bet(p=0.99), "s", 0.0)
+    assert isinstance(certain, Stake)
+    assert book.reserve(certain, 0.0, memory_bytes=100) is None
 
 
 def test_a_call_makes_its_forecasts_true_and_time_makes_the_others_false() -> None:

@@ -9,6 +9,7 @@ from mcp.types import SamplingMessage, TextContent, ToolAnnotations
 
 server = MCPServer("notes", instructions="Keeps notes while it runs.")
 notes: list[str] = []
+unanswered: list[str] = []
 cancelled: list[str] = []
 
 
@@ -36,12 +37,19 @@ async def count_slowly(to: int, ctx: Context) -> str:
 @server.tool()
 async def never_answer() -> str:
     """Wait for ever, and note who gives up waiting."""
+    unanswered.append("never_answer")
     try:
         await anyio.sleep_forever()
     except anyio.get_cancelled_exc_class():
         cancelled.append("never_answer")
         raise
     return ""
+
+
+@server.tool()
+async def unanswered_calls() -> str:
+    """Count the calls that never were to be answered."""
+    return str(len(unanswered))
 
 
 @server.tool()
