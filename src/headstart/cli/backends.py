@@ -27,7 +27,9 @@ async def open_backend(settings: Settings) -> AsyncGenerator[Backend]:
         return
     async with AsyncExitStack() as stack:
         try:
-            local = await stack.enter_async_context(open_local_backend(settings.state_dir, own_ports=(settings.service.port,)))
+            local = await stack.enter_async_context(
+                open_local_backend(settings.state_dir, own_ports=(settings.service.port,))
+            )
         except BackendUnavailable as exc:
             hint = 'headstart doctor says what is missing; service.backend = "process" runs servers without isolation'
             raise BackendUnavailable(f"sandboxes cannot be isolated here: {exc}", hint=exc.hint or hint) from exc
