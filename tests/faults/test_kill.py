@@ -24,6 +24,8 @@ from headstart.errors import BackendUnavailable
 from headstart.ids import SandboxId
 
 WITHIN_S = 1.0
+BUSY = 5
+"""By how much a machine with more to do than cores may be late."""
 QUIET_S = 0.3
 
 
@@ -97,15 +99,25 @@ def kill_all_that_name(state: Path) -> None:
 
 
 def expect_silence(running: Load, killed_s: float) -> None:
-    """Require that every heartbeat has stopped within a second, and every process is gone."""
-    while running.survivors() and time.monotonic() - killed_s < 10:
+    """Require that every heartbeat has stopped within a second (of a machine that is not busy), and every process."""
+    while running.survivors() and time.monotonic() - killed_s < 2 * BUSY * WITHIN_S:
         time.sleep(0.01)
     took_s = time.monotonic() - killed_s
     assert running.survivors() == []
-    assert took_s < WITHIN_S + 0.5, f"the last process was gone after {took_s:.2f} s"
+    assert took_s < BUSY * WITHIN_S, f"the last process was gone after {took_s:.2f} s"
     before = running.hearts()
     time.sleep(QUIET_S)
     assert running.hearts() == before, "something still writes"
+
+
+def expect_beating(running: Load, count: int) -> None:
+    """Require that so many hearts beat once more, however busy the machine is."""
+    before, began_s = running.hearts(), time.monotonic()
+    grown: set[str] = set()
+    while len(grown) < count:
+        assert time.monotonic() - began_s < 30, f"only {sorted(grown)} still beat"
+        time.sleep(0.05)
+        grown = {name for name, size in running.hearts().items() if size > before.get(name, 0)}
 
 
 def kill(pid: int) -> float:
@@ -127,10 +139,7 @@ def cold(request: pytest.FixtureRequest) -> str:
 def test_without_a_kill_the_load_stays_alive(cold: str, tmp_path: Path) -> None:
     with load(cold, tmp_path) as running:
         assert len(running.survivors()) > 8
-        before = running.hearts()
-        time.sleep(QUIET_S)
-        grown = {name for name, size in running.hearts().items() if size > before.get(name, 0)}
-        assert len(grown) >= 24, "servers, sessions and daemons of eight sandboxes"
+        expect_beating(running, 24)  # servers, sessions and daemons of eight sandboxes
 
 
 def test_nothing_outlives_a_killed_runtime(kind: str, tmp_path: Path) -> None:
@@ -310,7 +319,4 @@ async def test_two_services_on_one_machine_do_not_clean_up_each_other(cold: str,
     with load(cold, tmp_path) as running:
         async with open_backend(running.state) as second:
             await second.prepare(Template(name="second", command=Command(argv=("/bin/cat",))))
-        before = running.hearts()
-        await anyio.sleep(QUIET_S)
-        grown = {name for name, size in running.hearts().items() if size > before.get(name, 0)}
-        assert len(grown) >= 24, "the first one's sandboxes are alive"
+        await anyio.to_thread.run_sync(expect_beating, running, 24)  # the first one's sandboxes are alive
