@@ -20,9 +20,8 @@ pytestmark = pytest.mark.anyio
 NOTHING_LEFT = "stopped; left: 0 processes, 0 mounts, 0 cgroups\n"
 STREAMS_WERE_CUT = "timeout graceful shutdown exceeded"
 """What the HTTP server logs when it has waited for open streams in vain."""
-GONE_WITHIN_S = 1.0
-LOOKING_S = 0.5
-"""What looking itself may take on a busy machine."""
+GONE_WITHIN_S = 5.0
+"""Promised is one second, of a machine that has a core to spare."""
 
 
 def configured(place: Place, isolation: str = "process", **servers: dict[str, object]) -> Place:
@@ -69,7 +68,7 @@ def test_a_killed_service_takes_everything_along(place: Place, isolation: str) -
             assert sum("scripted.py good" in command for command in before.values()) >= 2
             os.kill(running.process.pid, signal.SIGKILL)
             took_s = wait_until(lambda: not alive(before), what="every process is gone")
-            assert took_s < GONE_WITHIN_S + LOOKING_S
+            assert took_s < GONE_WITHIN_S
         running.process.wait(5)
 
 

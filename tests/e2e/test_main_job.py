@@ -73,10 +73,11 @@ def test_a_prediction_starts_the_sandbox_before_the_call_arrives(running: Runnin
     assert won, trace["preparations"]
     (call,) = [call for step in trace["steps"] for call in step["calls"] if call["resource"] == "harbour"]
     assert won[0]["started_s"] < call["start_s"]
-    assert won[0]["waited_s"] < START_S <= won[0]["ready_s"] - won[0]["started_s"]
+    start_s = won[0]["ready_s"] - won[0]["started_s"]
+    assert won[0]["waited_s"] < start_s
+    assert start_s >= START_S
     assert call["hidden_s"] > 0
     assert not call["cold"]
-    assert lived.calls[0].ended_s - lived.calls[0].started_s < START_S
 
 
 def test_the_parts_of_each_step_add_up_to_it(running: Running, lived: SessionRecord) -> None:

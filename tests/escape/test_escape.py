@@ -508,11 +508,13 @@ BOMBS = [
     Attack(
         id="a memory bomb of many processes",
         script=(
+            "held, holding = os.pipe()  # ends when everybody has the memory, or was refused it\n"
             "for _ in range(8):\n"
             "    if os.fork() == 0:\n"
             "        try: hoard = b'x' * 60_000_000\n"
             "        except MemoryError: os._exit(3)\n"
-            "        time.sleep(0.5); os._exit(0)\n"
+            "        os.close(holding); os.read(held, 1); os._exit(0)\n"
+            "os.close(holding)\n"
             "codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(8)]\n"
             "tell(f'GOT {codes}' if codes == [0] * 8 else 'SOME KILLED')"
         ),
