@@ -26,7 +26,6 @@ def test_a_run_removes_its_folder_whatever_is_in_it(tmp_path: Path) -> None:
 def test_a_live_run_is_not_swept(tmp_path: Path) -> None:
     first = runs.Run(str(tmp_path))
     second = runs.Run(str(tmp_path))
-    assert second.swept == 0
     assert Path(first.path).exists()
     first.remove()
     second.remove()
@@ -44,7 +43,6 @@ async def test_the_folder_and_groups_of_a_run_that_was_killed_are_swept(tmp_path
     assert killed.returncode == -9
     assert len(list((tmp_path / "base").glob("run-*"))) == 1
     run = runs.Run(str(tmp_path / "base"))
-    assert run.swept == 1
     assert [folder.name for folder in (tmp_path / "base").glob("run-*")] == [run.name]
     assert not group.exists()
     run.remove()

@@ -36,16 +36,15 @@ from headstart.backends.local.seccomp import SeccompProfile, build_filter
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.client import SpawnerClient, Started, open_spawner
 from headstart.backends.spawner.guest import launch, syscalls
+from headstart.backends.spawner.prepared import ColdPrepared
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.backends.zygote import GUEST_DIR
-from headstart.core.events import PrepareForm
 from headstart.errors import BackendError, BackendUnavailable
 from headstart.ids import SandboxId
 
 __all__ = ["LocalBackend", "open_local_backend"]
 
 _KIND = "headstart.backends.local.guest.kind"
-_NO_USAGE = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
 _BYTES_PER_INODE = 16_384
 _STAGING = "staging"
 _FORK_PREFIX = "fork"
@@ -54,29 +53,14 @@ _MOST_NOTES = 32
 _log = logging.getLogger(__name__)
 
 
-class Tree:
+class Tree(ColdPrepared):
     """A template whose file tree is built; the `Prepared` of a cold start."""
 
     def __init__(self, template: Template, key: str, client: SpawnerClient) -> None:
-        self._template = template
+        super().__init__(template)
         self._client = client
         self._closed = False
         self.key = key
-
-    @property
-    def template(self) -> Template:
-        return self._template
-
-    @property
-    def form(self) -> PrepareForm:
-        return PrepareForm.COLD
-
-    @property
-    def preload_cpu_s(self) -> float:
-        return 0.0
-
-    async def usage(self) -> Usage:
-        return _NO_USAGE
 
     async def aclose(self) -> None:
         """Let go of the tree. Sandboxes that were started from it live on."""
@@ -252,7 +236,7 @@ class LocalBackend:
 
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
         entry = _entry(nest.template, identity)
-        plan = {**self._plan(nest.template), "hostname": identity.hostname, "cgroup_fds": list[int]()}
+        plan = {**self._plan(nest.template), "hostname": identity.hostname}
         fork = await nest.fork(entry, plan=plan)
         group = ForkGroup(
             self._groups, f"{_FORK_PREFIX}{next(self._keys)}", nest.template.limits, background=background

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.backends.contract import Mount, MountMode, Network, Template
+from headstart.backends.local.guest.userns import SANDBOX_ID
 from headstart.errors import BackendError
 
 __all__ = ["covered_targets", "hidden_targets", "overlay_targets", "tree_plan"]
@@ -40,7 +41,6 @@ _PUBLIC_ETC = (
 )
 """Files are copied, folders bound, where they exist; only what is world-readable shows."""
 
-_SANDBOX_ID = 1000
 _FOLDERS = {"/var/lib": 0o755, "/var/cache": 0o755, "/var/log": 0o755, "/mnt": 0o755, "/opt": 0o755, "/srv": 0o755}
 _LINKS = {"/var/run": "/run", "/var/lock": "/run/lock", "/etc/mtab": "/proc/self/mounts"}
 
@@ -125,7 +125,7 @@ def _public_folders() -> list[Path]:
 
 
 def _files(template: Template) -> dict[str, str]:
-    home, number = template.private_home, _SANDBOX_ID
+    home, number = template.private_home, SANDBOX_ID
     return {
         "/etc/passwd": (
             "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"

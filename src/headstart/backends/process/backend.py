@@ -29,8 +29,8 @@ from headstart.backends.spawner.channel import Channel
 from headstart.backends.spawner.client import SpawnerClient, open_spawner
 from headstart.backends.spawner.guest.processes import descendants, is_below
 from headstart.backends.spawner.guest.runs import remove_tree
+from headstart.backends.spawner.prepared import ColdPrepared
 from headstart.backends.spawner.sandbox import SpawnedSandbox
-from headstart.core.events import PrepareForm
 from headstart.errors import BackendError
 from headstart.ids import SandboxId
 
@@ -38,32 +38,6 @@ __all__ = ["ProcessBackend", "open_process_backend"]
 
 _KIND = "headstart.backends.process.guest.kind"
 _BACKGROUND_NICENESS = 10
-_NO_USAGE = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
-
-
-class ColdPrepared:
-    """A template that starts by exec; nothing is held for it."""
-
-    def __init__(self, template: Template) -> None:
-        self._template = template
-
-    @property
-    def template(self) -> Template:
-        return self._template
-
-    @property
-    def form(self) -> PrepareForm:
-        return PrepareForm.COLD
-
-    @property
-    def preload_cpu_s(self) -> float:
-        return 0.0
-
-    async def usage(self) -> Usage:
-        return _NO_USAGE
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
 
 
 class ProcessSandbox(SpawnedSandbox):

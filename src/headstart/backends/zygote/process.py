@@ -66,7 +66,7 @@ class ForkRequest:
     cwd: str | None
     stdio: tuple[int, int, int]
     plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    plan_fds: Mapping[str, int | Sequence[int]] = field(default_factory=dict[str, int | Sequence[int]])
+    plan_fds: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class ZygoteProcess:
@@ -145,15 +145,6 @@ class ZygoteProcess:
 
 
 def _fork_message(preload: Preload, request: ForkRequest) -> tuple[dict[str, Any], list[int]]:
-    fds: list[int] = []
-    places: dict[str, int | list[int]] = {}
-    for key, given in request.plan_fds.items():
-        if isinstance(given, int):
-            places[key] = len(fds)
-            fds.append(given)
-        else:
-            places[key] = list(range(len(fds), len(fds) + len(given)))
-            fds.extend(given)
     message = {
         "op": "fork",
         "entry": list(preload.entry),
@@ -161,6 +152,6 @@ def _fork_message(preload: Preload, request: ForkRequest) -> tuple[dict[str, Any
         "env": dict(request.env),
         "cwd": preload.cwd or request.cwd,
         "plan": dict(request.plan),
-        "plan_fds": places,
+        "plan_fds": {key: place for place, key in enumerate(request.plan_fds)},
     }
-    return message, fds
+    return message, list(request.plan_fds.values())

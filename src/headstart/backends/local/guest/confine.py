@@ -41,11 +41,10 @@ def enter(plan: dict[str, Any]) -> None:
 
     Args:
         plan: Plain JSON data, made by the backend, except that the preloader replaces the
-            two `*_fd(s)` values by the descriptor numbers it received with the fork
-            request. Keys:
+            `control_fd` by the descriptor's number that it received with the fork request.
+            Keys:
 
             `control_fd` (int): socket to the runtime; `enter` hands it to PID 1.
-            `cgroup_fds` (list of int): open `cgroup.procs` files to join, may be empty.
             `hostname` (str): name in the new UTS namespace.
             `home` (str): absolute path of the private home.
             `network` (str): `"none"` or `"host"`.
@@ -61,9 +60,6 @@ def enter(plan: dict[str, Any]) -> None:
         OSError: A step failed. The caller, in whichever process it finds itself, must tell
             the error and `os._exit(70)`; nothing of it may go on running.
     """
-    for joined in plan["cgroup_fds"]:
-        os.write(joined, b"0")
-        os.close(joined)
     without_network = plan["network"] == "none"
     userns.enter_own(_NAMESPACES | (syscalls.CLONE_NEWNET if without_network else 0))
     if os.fork() != 0:

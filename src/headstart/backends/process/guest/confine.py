@@ -59,7 +59,7 @@ def enter(plan: dict[str, Any]) -> None:
         init = Init(
             plan["control_fd"],
             ends_with_namespace=False,
-            at_end=lambda: _remove(plan["directories"]),
+            at_end=lambda: runs.remove_trees(plan["directories"]),
             limits=plan["rlimits"],
         )
         init.adopt(0, server)
@@ -67,8 +67,3 @@ def enter(plan: dict[str, Any]) -> None:
         init.serve()
     finally:
         os._exit(70)
-
-
-def _remove(folders: list[str]) -> None:
-    for folder in folders:
-        runs.remove_tree(folder)

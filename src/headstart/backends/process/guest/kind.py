@@ -48,7 +48,7 @@ class ProcessKind:
                 own_control,
                 ends_with_namespace=False,
                 lifeline=self._lifeline,
-                at_end=lambda: _remove(order["directories"]),
+                at_end=lambda: runs.remove_trees(order["directories"]),
                 limits=order["rlimits"],
             )
             init.let_go_of_everything_else()
@@ -75,11 +75,6 @@ class ProcessKind:
 
     def close(self) -> None:
         self._run.remove()
-
-
-def _remove(folders: list[str]) -> None:
-    for folder in folders:
-        runs.remove_tree(folder)
 
 
 def make_kind(settings: dict[str, Any]) -> ProcessKind:

@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 
-__all__ = ["Run", "pid_namespace", "remove_cgroup", "remove_tree", "sweep_cgroups"]
+__all__ = ["Run", "pid_namespace", "remove_cgroup", "remove_tree", "remove_trees", "sweep_cgroups"]
 
 _PREFIX = "run-"
 
@@ -28,7 +28,7 @@ class Run:
         os.makedirs(base, mode=0o700, exist_ok=True)
         with open(base + "/sweep.lock", "a", opener=_private) as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
-            self.swept = _sweep(base)
+            _sweep(base)
             self.name = f"{_PREFIX}{pid_namespace()}-{os.getpid()}-{os.urandom(4).hex()}"
             self.path = os.path.join(base, self.name)
             os.mkdir(self.path, 0o700)
@@ -51,14 +51,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _sweep(base: str) -> int:
-    swept = 0
+def _sweep(base: str) -> None:
     for name in os.listdir(base):
         folder = os.path.join(base, name)
         if name.startswith(_PREFIX) and _is_stale(folder):
             _remove_run(folder)
-            swept += 1
-    return swept
 
 
 def _is_stale(folder: str) -> bool:
@@ -103,6 +100,12 @@ def remove_tree(folder: str) -> None:
             pass  # counted as a leftover, and tried again by the next sweep
 
     shutil.rmtree(folder, onerror=open_up_and_retry)
+
+
+def remove_trees(folders: list[str]) -> None:
+    """Remove several folders, likewise."""
+    for folder in folders:
+        remove_tree(folder)
 
 
 def remove_cgroup(path: str, *, patience_s: float = 0.5) -> bool:

@@ -93,10 +93,7 @@ def _place_descriptors(fds: Sequence[int], channel: socket.socket) -> tuple[list
 
 def _plan_with_descriptors(request: wire.Message, given: list[int]) -> dict[str, Any]:
     """Return the plan with the numbers of the descriptors that `plan_fds` assigns to its keys."""
-    plan = dict(request["plan"])
-    for key, places in request["plan_fds"].items():
-        plan[key] = given[places] if isinstance(places, int) else [given[place] for place in places]
-    return plan
+    return {**request["plan"], **{key: given[place] for key, place in request["plan_fds"].items()}}
 
 
 def _close_all_but(keep: Iterable[int]) -> None:

@@ -1,12 +1,12 @@
 """The preloader: imports what a program imports, then forks a ready copy per request.
 
-Four kinds of process::
+Three kinds of process::
 
     keeper           the command that was started; forks the zygote before anything is imported,
      │               adopts orphans, ends with the last of them: a crash of the zygote spares its forks
      └ zygote        single-threaded; imports, audits itself, then waits for fork requests
-        └ monitor    one per fork: holds the fork's channel to the host (see `fork.py`)
-           └ server  confines itself and becomes the program
+        └ server     one per fork: confines itself, under what `enter` makes of it, and becomes
+                     the program (see `fork.py`)
 
 Thread pools of native libraries are held to one thread while they are loaded, because a
 fork copies only the thread that forks; the server widens them again (`fresh.py`).
