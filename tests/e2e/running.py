@@ -18,7 +18,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from headstart.bench.demo.meter import command_of, descendants, is_alive
+from headstart.backends.spawner.guest.processes import descendants
+from headstart.bench.demo.meter import command_of, is_alive
 
 SERVERS = Path(__file__).parent / "servers"
 _READY_WITHIN_S = 30.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from headstart.backends.contract import Usage
 from headstart.backends.spawner.guest.processes import descendants
 
-__all__ = ["tree_usage"]
+__all__ = ["pss_bytes", "tree_usage"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -28,13 +28,14 @@ def tree_usage(root: int, without: Collection[int] = ()) -> Usage:
     apart = {pid for top in without for pid in (top, *descendants(top))}
     members = [pid for pid in (root, *descendants(root)) if pid not in apart]
     return Usage(
-        memory_bytes=sum(_pss_bytes(pid) for pid in members),
+        memory_bytes=sum(pss_bytes(pid) for pid in members),
         cpu_s=sum(_cpu_s(pid) for pid in members),
         processes=len(members) - 1,
     )
 
 
-def _pss_bytes(pid: int) -> int:
+def pss_bytes(pid: int) -> int:
+    """Return what one process holds, its share of shared pages included; 0 once it has ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import anyio
 
+from headstart.backends.spawner.guest.processes import descendants
 from headstart.bench.demo.cells import CELLS, Pace, Served, run_one, serving
-from headstart.bench.demo.meter import command_of, descendants, is_alive
+from headstart.bench.demo.meter import command_of, is_alive
 from headstart.bench.demo.world import World
 from headstart.bench.replay_model import Recording
 

@@ -7,30 +7,18 @@ own, as last seen: what was waited for by somebody in between would not reach th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 
-__all__ = ["TreeMeter", "command_of", "descendants", "is_alive"]
+from headstart.backends.spawner.accounting import pss_bytes
+from headstart.backends.spawner.guest.processes import descendants
+
+__all__ = ["TreeMeter", "command_of", "is_alive"]
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def descendants(root: int) -> list[int]:
-    """All processes below `root`, itself not among them."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in _parents():
-        children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    waiting = list(children.get(root, ()))
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        waiting.extend(children.get(pid, ()))
-    return found
 
 
 def command_of(pid: int) -> str:
@@ -50,17 +38,6 @@ def is_alive(pid: int) -> bool:
     return stat[stat.rindex(")") + 2] not in "ZX"
 
 
-def _parents() -> Iterator[tuple[int, int]]:
-    for name in os.listdir(_PROC):  # noqa: PTH208 hundreds of entries, many times a second
-        if not name.isdigit():
-            continue
-        try:
-            stat = (_PROC / name / "stat").read_bytes()
-        except OSError:
-            continue  # it ended while we looked
-        yield int(name), int(stat[stat.rindex(b")") + 2 :].split()[1])
-
-
 def _cpu_of(pid: int) -> tuple[int, float] | None:
     """Return when a process began (in ticks, so that a pid used again is told apart) and its CPU-seconds."""
     try:
@@ -69,17 +46,6 @@ def _cpu_of(pid: int) -> tuple[int, float] | None:
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
     return int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def _pss_bytes(pid: int) -> int:
-    try:
-        text = (_PROC / str(pid) / "smaps_rollup").read_text()
-    except OSError:
-        return 0
-    for line in text.splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 @dataclass(slots=True)
@@ -119,4 +85,4 @@ class TreeMeter:
             if seen is not None:
                 began, burnt_s = seen
                 self._cpu_s[pid, began] = burnt_s
-        return sum(_pss_bytes(pid) for pid in pids)
+        return sum(pss_bytes(pid) for pid in pids)
