@@ -41,7 +41,7 @@ __all__ = [
 
 BACKEND_PATIENCE_S = 60.0
 QUIET_S = 0.4
-DIES_WITHIN_S = 2.0
+DIES_WITHIN_S = 10.0
 
 HEARTBEAT = "i=0; while [ $i -lt 600 ]; do i=$((i+1)); echo x >> {beat}; sleep 0.05; done"
 """Half a minute of signs of life in `{beat}`; it ends by itself if nobody ends it."""
