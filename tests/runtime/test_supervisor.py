@@ -113,9 +113,12 @@ async def test_ready_means_that_handshake_lists_and_warm_up_call_are_answered(st
     assert (ready.sandbox, ready.memory_bytes, ready.cpu_s) == (SBX, 5_000, 0.25)
 
 
-async def test_a_stop_while_it_is_being_created_ends_as_stopped_alone(stage: OpenStage) -> None:
+@pytest.mark.parametrize("step", ["start", "attach"])
+async def test_a_stop_while_it_or_its_command_is_being_started_ends_as_stopped_alone(
+    stage: OpenStage, step: str
+) -> None:
     async with stage() as it:
-        hold = it.backend.hold("start", "notes")
+        hold = it.backend.hold(step, "notes")
         supervised = it.supervise()
         await hold.wait_reached()
         supervised.stop()
@@ -131,17 +134,6 @@ async def test_a_stop_while_it_shakes_hands_ends_as_stopped_alone(stage: OpenSta
         with anyio.fail_after(5):
             while not it.script.received:
                 await anyio.lowlevel.checkpoint()
-        supervised.stop()
-        await it.until(SandboxStopped)
-        assert [type(report) for report in it.reports] == [SandboxStopped]
-        assert it.backend.live == frozenset()
-
-
-async def test_a_stop_while_the_command_is_being_started_ends_as_stopped_alone(stage: OpenStage) -> None:
-    async with stage() as it:
-        hold = it.backend.hold("attach", "notes")
-        supervised = it.supervise()
-        await hold.wait_reached()
         supervised.stop()
         await it.until(SandboxStopped)
         assert [type(report) for report in it.reports] == [SandboxStopped]
