@@ -127,7 +127,6 @@ class FakeBackend:
         self._start_failures: defaultdict[str, deque[BackendError]] = defaultdict(deque)
         self._holds: dict[tuple[str, str], Hold] = {}
         self._tasks: TaskGroup | None = None
-        self._changed = anyio.Event()
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
@@ -166,12 +165,10 @@ class FakeBackend:
                 env={**template.command.env, **identity.env},
             )
         )
-        self._wake()
         await self._pass("start", template.name)
         _raise_next(self._start_failures[template.name])
         sandbox = FakeSandbox(self, template, identity)
         self._sandboxes[sandbox.id] = sandbox
-        self._wake()
         return sandbox
 
     async def leftovers(self) -> Leftovers:
@@ -208,16 +205,6 @@ class FakeBackend:
         """Say what sandboxes of `template` (and its zygote) use from now on."""
         self._usage[template] = usage
 
-    async def wait_live(self, count: int) -> None:
-        """Return once exactly `count` sandboxes are live. Bound it."""
-        while len(self._sandboxes) != count:
-            await self._changed.wait()
-
-    async def wait_starts(self, count: int) -> None:
-        """Return once at least `count` starts were asked for. Bound it."""
-        while len(self.starts) < count:
-            await self._changed.wait()
-
     # ---------------------------------------------------------------- for FakeSandbox
 
     def spawn(self, command: Command, identity: Identity) -> FakeProcess:
@@ -248,7 +235,6 @@ class FakeBackend:
     def forget(self, sandbox: SandboxId) -> None:
         """Drop a closed sandbox."""
         self._sandboxes.pop(sandbox, None)
-        self._wake()
 
     async def _pass(self, operation: str, template: str) -> None:
         await anyio.lowlevel.checkpoint()
@@ -260,10 +246,6 @@ class FakeBackend:
         if self._tasks is None:
             raise BackendError("the fake backend is not open", hint="use it in `async with`")
         return self._tasks
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
