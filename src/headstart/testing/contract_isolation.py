@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from headstart.backends.contract import Capabilities, Mount, MountMode, Network, RunningSandbox
@@ -27,7 +28,10 @@ def _limits(capabilities: Capabilities) -> bool:
 
 @check("home and the temporary directory are private, writable and empty at first")
 async def private_places(trial: Trial) -> None:
-    look = 'echo "home:$(ls -A "$HOME")" "tmp:$(ls -A "${TMPDIR:-/tmp}")"'
+    # what the subject itself has to see may lie in the host's /tmp
+    inside = [m.target.relative_to("/tmp").parts[0] for m in trial.subject.mounts if m.target.is_relative_to("/tmp")]
+    ignored = "".join(f" --ignore={quote(name)}" for name in inside)
+    look = f'echo "home:$(ls -A "$HOME")" "tmp:$(ls -A{ignored} "${{TMPDIR:-/tmp}}")"'
     home = "" if not trial.isolated else f"export HOME={trial.template().private_home}; "
     bare = replace(trial.template(), mounts=trial.subject.mounts)  # the shared folder may be in the host's /tmp
     async with trial.sandbox(bare) as first, trial.sandbox(bare) as second:

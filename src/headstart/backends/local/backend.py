@@ -167,6 +167,7 @@ class LocalBackend:
         for_zygote: dict[str, Any] = {
             **self._plan(template),
             "overlays": [],
+            "covered": layout.covered_targets(template, self._state_dir, extra=_GUEST_MOUNTS),
             "seccomp": self._filters[SeccompProfile.ZYGOTE],
         }
         tree = await self._build_tree(template, {**for_zygote, "zygote": True}, extra=_GUEST_MOUNTS)

@@ -88,11 +88,13 @@ def hidden_targets(template: Template, secret: Path) -> list[str]:
     ]
 
 
-def covered_targets(template: Template, secret: Path) -> list[str]:
+def covered_targets(template: Template, secret: Path, extra: tuple[Mount, ...] = ()) -> list[str]:
     """Return the mounts below a folder that each sandbox covers by one of its own, outer ones first."""
     private = [Path(template.private_home), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")]  # noqa: S108  inside
     overlays = [Path(target) for target in overlay_targets(template)]
-    targets = [mount.target for mount in template.mounts] + [Path(t) for t in hidden_targets(template, secret)]
+    targets = [mount.target for mount in (*template.mounts, *extra)] + [
+        Path(t) for t in hidden_targets(template, secret)
+    ]
     covered = [
         target
         for target in targets
