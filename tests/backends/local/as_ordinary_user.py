@@ -21,10 +21,8 @@ def main() -> None:
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     for folder in sorted({parent for path in needed for parent in path.parents if not enterable(parent)}):
         show_only(folder, [path for path in needed if path.is_relative_to(folder)])
-    scratch = Path(os.environ["TMPDIR"], "user")
-    scratch.mkdir()
-    syscalls.mount("none", "/tmp", "tmpfs")  # pytest's own folders may be closed, too
-    Path("/tmp").chmod(0o1777)
+    tmp = Path("/tmp")  # pytest's own folders in it may be closed, too
+    show_only(tmp, [path for path in needed if path.is_relative_to(tmp)], mode="1777")
     os.setgroups([])
     os.setresgid(USER, USER, USER)
     os.setresuid(USER, USER, USER)
@@ -36,9 +34,9 @@ def enterable(folder: Path) -> bool:
     return bool(folder.stat().st_mode & 0o001)
 
 
-def show_only(folder: Path, paths: list[Path]) -> None:
+def show_only(folder: Path, paths: list[Path], *, mode: str = "755") -> None:
     mounts = [(path, syscalls.open_tree(str(path), syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE)) for path in paths]
-    syscalls.mount("none", str(folder), "tmpfs", 0, "mode=755")
+    syscalls.mount("none", str(folder), "tmpfs", 0, f"mode={mode}")
     for path, mount in mounts:
         path.mkdir(parents=True, exist_ok=True)
         syscalls.move_mount(mount, str(path))
