@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,35 @@ def test_help_names_every_command() -> None:
     done = run("--help")
     for name in ("init", "serve", "env", "status", "trace", "stop", "doctor", "forget", "replay-model", "mcp", "bench"):
         assert f" {name} " in done.stdout
+
+
+def run_headstart(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headstart", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_serve_without_anything_to_serve_says_how_to_begin(tmp_path: Path) -> None:
+    (tmp_path / "headstart.toml").touch()
+    done = run_headstart("serve", "--state-dir", str(tmp_path / "state"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing to serve" in done.stderr
+    assert "hint: headstart init --from .mcp.json" in done.stderr
+
+
+def test_init_with_a_bad_upstream_leaves_no_file_behind(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"a": {"command": "true"}}}')
+    options = ("--from", "mcp.json", "--upstream", "localhost:8000", "--state-dir", str(tmp_path / "state"))
+    done = run_headstart("init", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "upstreams.default" in done.stderr
+    assert not (tmp_path / "headstart.toml").exists()
+
+
+def test_replay_model_names_a_port_in_use(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('[[recordings]]\nsession = "a"\nuser = "b"\nsteps = [{ text = "c" }]\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run_headstart("replay-model", "r.toml", "--port", port, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"port {port} is in use" in done.stderr
+    assert "Traceback" not in done.stderr

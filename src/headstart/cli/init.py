@@ -45,8 +45,13 @@ def init(
     servers = read_mcp_file(source, variables=os.environ)
     if not servers:
         raise ConfigError("no servers in it", where=str(source), hint='"mcpServers": {"git": {"command": …}}')
-    _write_config(source, servers, upstream=upstream, backend=backend)
-    settings = load_settings(config=CONFIG_NAME, variables=os.environ, state_dir=state_dir_of(state_dir))
+    written = _write_config(source, servers, upstream=upstream, backend=backend)
+    try:
+        settings = load_settings(config=CONFIG_NAME, variables=os.environ, state_dir=state_dir_of(state_dir))
+    except ConfigError:
+        if written:
+            CONFIG_NAME.unlink()  # or the next try, with better options, would find it and stop there
+        raise
     with only_one(settings.state_dir):
         learned = anyio.run(_learn_all, settings, say)
     if json:
@@ -57,13 +62,14 @@ def init(
         raise typer.Exit(1)
 
 
-def _write_config(source: Path, servers: Sequence[ServerSettings], *, upstream: str | None, backend: str) -> None:
+def _write_config(source: Path, servers: Sequence[ServerSettings], *, upstream: str | None, backend: str) -> bool:
+    """Write the file unless there is one; says whether it did."""
     if CONFIG_NAME.exists():
         unused = ["--from", *(["--upstream"] if upstream else []), *(["--backend"] if backend != "auto" else [])]
         say(
             f"{CONFIG_NAME} is there already and stays as it is; not used: {', '.join(unused)} (move it away to begin anew)"
         )
-        return
+        return False
     lines = [f"mcp = {_text(source)}", ""]
     lines += ["[upstreams]", f"default = {_text(upstream)}" if upstream else '# default = "http://127.0.0.1:8000/v1"']
     if backend != "auto":
@@ -72,6 +78,7 @@ def _write_config(source: Path, servers: Sequence[ServerSettings], *, upstream: 
         lines += _suggestions(server)
     CONFIG_NAME.write_text("\n".join(lines) + "\n", encoding="utf-8")
     say(f"wrote {CONFIG_NAME}")
+    return True
 
 
 def _suggestions(server: ServerSettings) -> list[str]:

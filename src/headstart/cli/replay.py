@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from headstart.bench.replay_model import Recording, load_recordings, serve
 from headstart.cli.terminal import say
+from headstart.errors import ConfigError
 
 __all__ = ["replay_model"]
 
@@ -18,13 +20,19 @@ __all__ = ["replay_model"]
 def replay_model(
     recordings: Annotated[Path, typer.Argument(help="A .toml or JSON-lines file of recordings.")],
     *,
-    port: Annotated[int, typer.Option(help="Port on loopback; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on loopback; 0 takes a free one.")] = 8000,
     ttft_ms: Annotated[float, typer.Option(min=0, help="Time to the first token.")] = 300.0,
     tpot_ms: Annotated[float, typer.Option(min=0, help="Time per output token.")] = 20.0,
 ) -> None:
     """Play recorded conversations at a chosen pace, as an OpenAI-compatible model server."""
     loaded = load_recordings(recordings)
-    anyio.run(_serve, loaded, port, ttft_ms / 1000, tpot_ms / 1000, backend_options={"use_uvloop": True})
+    try:
+        anyio.run(_serve, loaded, port, ttft_ms / 1000, tpot_ms / 1000, backend_options={"use_uvloop": True})
+    except OSError as exc:
+        if exc.errno != errno.EADDRINUSE:
+            raise
+        told = f"port {port} is in use"
+        raise ConfigError(told, where="headstart replay-model", hint="choose another with --port") from exc
 
 
 async def _serve(recordings: tuple[Recording, ...], port: int, ttft_s: float, tpot_s: float) -> None:

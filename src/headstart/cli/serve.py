@@ -41,7 +41,7 @@ def serve(
         list[Path] | None, typer.Option("--mcp", help="An mcpServers file, beside those in the config.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is decided.")] = False,
     config: ConfigOption = None,
     state_dir: StateOption = None,
@@ -54,6 +54,9 @@ def serve(
     changed = {name: value for name, value in {"host": host, "port": port}.items() if value is not None}
     settings = replace(settings, service=replace(settings.service, **changed))
     check_port_safety(settings, where="--host" if host is not None else "headstart serve")
+    if not settings.servers and not settings.upstreams:
+        hint = "headstart init --from .mcp.json writes a headstart.toml; --mcp FILE names servers directly"
+        raise ConfigError("nothing to serve: no servers and no upstreams", where="headstart serve", hint=hint)
     run_service(settings)
 
 
