@@ -27,7 +27,7 @@ def test_a_config_that_cannot_be_used_is_told_at_once_with_its_reason(tmp_path: 
 
 def test_a_state_directory_in_use_has_an_exit_status_of_its_own(tmp_path: Path) -> None:
     config = tmp_path / "headstart.toml"
-    config.write_text("")
+    config.write_text("[upstreams]\ndefault = 'http://127.0.0.1:9/v1'\n")
     command = [sys.executable, "-m", "headstart", "serve", "--state-dir", str(tmp_path), "--config", str(config)]
     with only_one(tmp_path):
         left = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
