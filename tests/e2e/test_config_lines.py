@@ -106,7 +106,7 @@ def test_an_upstream_with_v1_twice_is_told(place: Place) -> None:
 
 
 def test_a_port_in_use_is_told(place: Place) -> None:
-    place.configure({})
+    place.configure({}, '[upstreams]\ndefault = "http://127.0.0.1:9/v1"\n')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         error, hint = refused(place, "serve", "--port", str(port))
