@@ -180,3 +180,10 @@ def test_off_loopback_is_fine_with_a_key(tmp_path: Path) -> None:
     settings = load(tmp_path, "[service]\nhost = '0.0.0.0'\nkeys = ['0123456789abcdef0123456789abcdef']")
     assert settings.service.host == "0.0.0.0"
     assert "0123456789abcdef" not in repr(settings)
+
+
+def test_learning_can_be_switched_off_and_only_with_a_boolean(tmp_path: Path) -> None:
+    assert load(tmp_path, "").service.learn
+    assert not load(tmp_path, "[service]\nlearn = false").service.learn
+    with pytest.raises(ConfigError, match=r"headstart\.toml:2: service\.learn: "):
+        load(tmp_path, "[service]\nlearn = 'no'")

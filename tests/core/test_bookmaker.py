@@ -16,9 +16,9 @@ from headstart.ids import PrincipalId, ResourceId, SandboxId, SessionId
 ME, GIT, KEYWORD = PrincipalId("me"), ResourceId("git"), PredictorName("keyword")
 
 
-def books(*, memory_bytes: int = 1_000, cpu_burst_s: float = 5.0) -> Bookmaker:
+def books(*, memory_bytes: int = 1_000, cpu_burst_s: float = 5.0, learns: bool = True) -> Bookmaker:
     limits = WasteLimits(memory_bytes=memory_bytes, cpu_share=0.0, cpu_burst_s=cpu_burst_s)
-    return Bookmaker(BetRule(waste_price=0.2), limits)
+    return Bookmaker(BetRule(waste_price=0.2), limits, learns=learns)
 
 
 def bet(*, p: float = 0.5, hidden_s: float = 1.0, cpu_s: float = 1.0) -> Bet:
@@ -120,6 +120,28 @@ def test_a_session_that_closed_leaves_its_forecasts_unjudged() -> None:
     book.heard(bet(), "s", 0.0)
     book.session_closed("s")
     book.time_passed(1_000.0)
+    assert book.export(ME) == {}
+
+
+def test_books_that_do_not_learn_use_what_was_loaded_and_judge_nobody() -> None:
+    taught = books()
+    taught.heard(bet(), "s", 0.0)
+    taught.called(["s"], GIT, 4.0)
+    book = books(learns=False)
+    book.load(ME, taught.export(ME))
+    book.heard(bet(), "s", 0.0)
+    book.called(["s"], GIT, 9.0)
+    book.heard(bet(), "s", 10.0)
+    book.time_passed(1_000.0)
+    assert book.export(ME) == taught.export(ME)
+    assert book.hidden_s(ME, KEYWORD, 2.0) == taught.hidden_s(ME, KEYWORD, 2.0)
+
+
+def test_asking_what_is_known_of_a_predictor_learns_nothing() -> None:
+    book = books()
+    book.hidden_s(ME, KEYWORD, 1.0)
+    book.usual_lead_s(ME, KEYWORD)
+    book.price(bet(), "s", 0.0)
     assert book.export(ME) == {}
 
 

@@ -28,6 +28,7 @@ from headstart.core.events import (
     TimerFired,
     ToolProfile,
 )
+from headstart.core.foresight import Foresight
 from headstart.core.pool import Mode, PoolPolicy
 from headstart.core.steps import Part, Preparation, SessionSummary, Step
 from headstart.core.stream import (
@@ -352,6 +353,40 @@ def test_learned_data_of_one_principal_stay_its_own() -> None:
     d.ready("sbx_1", 2.0)
     assert d.broker.export_learned(ME)["transitions"] != {}
     assert d.broker.export_learned(PrincipalId("you"))["transitions"] == {}
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_with_learn_off_nothing_is_added_but_what_a_start_takes(learn: bool) -> None:
+    d = Driven(BrokerPolicy(learn=learn))
+    d.generation("g", 1.0)
+    d.text("g", 1.1, "I will build a pivot table in the workbook ")
+    d.closes_call("g", 1.5)
+    d.call("c1", 1.6)
+    d.ready("sbx_1", 2.0, cpu_s=0.123)
+    d.returns("c1", 3.0)
+    d.call("c2", 8.0)
+    d.tell(TimerFired(at_s=500.0))
+    learned = d.broker.export_learned(ME)
+    assert [name for name in ("transitions", "predictors", "keeping") if learned[name]] == (
+        ["transitions", "predictors", "keeping"] if learn else []
+    )
+    assert "0.123" in str(learned["starts"])
+
+
+def test_with_learn_off_a_text_that_led_to_a_call_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    confirmed: list[ResourceId] = []
+
+    def note(_: Foresight, generation: GenerationId, resource: ResourceId) -> None:
+        assert generation == "g"
+        confirmed.append(resource)
+
+    monkeypatch.setattr(Foresight, "confirmed", note)
+    for learn in (False, True):
+        d = Driven(BrokerPolicy(learn=learn))
+        d.generation("g", 1.0)
+        d.closes_call("g", 1.5)
+        d.call("c1", 1.6)
+        assert confirmed == ([EXCEL] if learn else [])
 
 
 def test_damaged_learned_data_are_refused_and_another_versions_are_ignored() -> None:

@@ -262,3 +262,15 @@ def test_forgetting_a_principal_erases_it_and_its_sessions() -> None:
     predictor.forget(ME)
     assert predictor.export(ME) == {}
     assert list(predictor._tracks) == ["yours"]
+
+
+def test_what_does_not_learn_counts_for_the_session_alone() -> None:
+    taught = TransitionPredictor()
+    _calls(taught, "ab", session="before")
+    predictor = TransitionPredictor(learns=False)
+    predictor.restore(ME, taught.export(ME))
+    _calls(predictor, "acaca")
+    assert predictor.export(ME) == taught.export(ME)
+    assert next(iter(_proposed(predictor, "abc"))) == "c"
+    _calls(predictor, "a", session="later")
+    assert next(iter(_proposed(predictor, "abc", session="later"))) == "b"

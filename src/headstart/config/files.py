@@ -99,6 +99,7 @@ class ServiceTable(_Strict):
     session_cap: Annotated[int, Field(gt=0)] | None = None
     learn_timeout_s: Annotated[float, Field(gt=0)] | None = None
     journal: Literal["digests", "full"] | None = None
+    learn: bool | None = None
     learn_text: bool | None = None
 
 

@@ -152,6 +152,7 @@ class ServiceSettings:
         session_idle_s / session_cap: When abandoned sessions end, and how many are kept.
         learn_timeout_s: How long a first list waits for learning.
         journal: `digests` or `full` (content too).
+        learn: Add to what is known of a principal's habits; without it, what was learned before is used.
         learn_text: Remember texts that led to calls; None: only while there is one principal.
     """
 
@@ -166,6 +167,7 @@ class ServiceSettings:
     session_cap: int = 1_000
     learn_timeout_s: float = 60.0
     journal: str = "digests"
+    learn: bool = True
     learn_text: bool | None = None
 
 

@@ -47,14 +47,17 @@ class Bookmaker:
     Args:
         rule: The bet rule.
         limits: What may be wasted.
+        learns: Predictors are judged by what comes of their words; else what was loaded stays as it is.
     """
 
-    def __init__(self, rule: BetRule, limits: WasteLimits) -> None:
+    def __init__(self, rule: BetRule, limits: WasteLimits, *, learns: bool = True) -> None:
         self._rule = rule
+        self._learns = learns
         self._budget = WasteBudget(limits)
         self._ledger = Ledger()
         self._forecasts = Forecasts()
         self._records: dict[tuple[PrincipalId, PredictorName], _Record] = {}
+        self._unknown = _Record(calibration=Calibration(), leads=LeadTimes())
         self._made = 0
 
     @property
@@ -65,11 +68,11 @@ class Bookmaker:
 
     def hidden_s(self, principal: PrincipalId, predictor: PredictorName, start_s: float) -> float:
         """Expect this much of a start to be hidden, as early as this predictor speaks."""
-        return self._record(principal, predictor).leads.hidden_s(start_s)
+        return self._known(principal, predictor).leads.hidden_s(start_s)
 
     def usual_lead_s(self, principal: PrincipalId, predictor: PredictorName) -> float:
         """Return the time from this predictor's word to the call that three of four calls keep."""
-        leads_s = sorted(self._record(principal, predictor).leads.export())
+        leads_s = sorted(self._known(principal, predictor).leads.export())
         return leads_s[(len(leads_s) - 1) * 3 // 4]
 
     def heard(self, bet: Bet, backer: str, now_s: float) -> None:
@@ -88,7 +91,7 @@ class Bookmaker:
 
     def price(self, bet: Bet, backer: str, now_s: float, *, always_worth_it: bool = False) -> Stake | Refusal:
         """Price a bet; return the stake to place if it is worth taking."""
-        probability = self._record(bet.principal, bet.predictor).calibration.calibrated(bet.probability)
+        probability = self._known(bet.principal, bet.predictor).calibration.calibrated(bet.probability)
         price = self._rule.price(bet, probability=probability)
         if not price.worth_taking and not always_worth_it:
             return Refusal.NOT_WORTH_IT
@@ -154,15 +157,17 @@ class Bookmaker:
         """A call came: whoever said so was right, and was this early."""
         for backer in backers:
             for forecast in self._forecasts.came_true(backer, resource):
-                record = self._record(forecast.principal, forecast.predictor)
-                record.calibration.update(forecast.said, came_true=True)
-                record.leads.record(now_s - forecast.at_s)
+                if self._learns:
+                    record = self._record(forecast.principal, forecast.predictor)
+                    record.calibration.update(forecast.said, came_true=True)
+                    record.leads.record(now_s - forecast.at_s)
 
     def time_passed(self, now_s: float) -> None:
         """What did not come in time was wrong."""
         for forecast in self._forecasts.expired(now_s):
-            record = self._record(forecast.principal, forecast.predictor)
-            record.calibration.update(forecast.said, came_true=False)
+            if self._learns:
+                record = self._record(forecast.principal, forecast.predictor)
+                record.calibration.update(forecast.said, came_true=False)
 
     def rebind(self, backer: str, session: str) -> None:
         """A conversation turned out to be a session's."""
@@ -207,6 +212,10 @@ class Bookmaker:
     def forget(self, principal: PrincipalId) -> None:
         """Erase what was learned of a principal (the counts of the ledger have no content)."""
         self._records = {key: record for key, record in self._records.items() if key[0] != principal}
+
+    def _known(self, principal: PrincipalId, predictor: PredictorName) -> _Record:
+        """Return what is known of a predictor, to be read only."""
+        return self._records.get((principal, predictor), self._unknown)
 
     def _record(self, principal: PrincipalId, predictor: PredictorName) -> _Record:
         key = (principal, predictor)

@@ -91,7 +91,10 @@ class BrokerPolicy:
         waste_price: λ of the bet rule: seconds that one wasted CPU-second is worth.
         waste_cpu_share: Wasted CPU-seconds allowed per second of wall time.
         waste_memory_bytes: Memory that unclaimed bets may hold at any time.
-        learn_text: Remember texts that led to calls.
+        learn: Add to what is known of a principal: what follows what, how good each predictor is and
+            how early, when an idle sandbox is called again. Without it, what was learned before is used
+            and stays as it is; what starts take is measured all the same.
+        learn_text: Remember texts that led to calls, as part of `learn`.
     """
 
     pool: PoolPolicy = field(default_factory=PoolPolicy)
@@ -100,6 +103,7 @@ class BrokerPolicy:
     waste_price: float = 0.2
     waste_cpu_share: float = 0.5
     waste_memory_bytes: int = 1_500_000_000
+    learn: bool = True
     learn_text: bool = True
 
 
@@ -138,6 +142,7 @@ class Broker:
         self._books = Bookmaker(
             BetRule(waste_price=policy.waste_price),
             WasteLimits(memory_bytes=policy.waste_memory_bytes, cpu_share=policy.waste_cpu_share),
+            learns=policy.learn,
         )
         self._foresight = Foresight(
             gamma=float(policy.gamma),
@@ -145,6 +150,7 @@ class Broker:
             books=self._books,
             estimates=self._estimates,
             crowding=self._pool.crowding,
+            learns=policy.learn,
         )
         self._keeping = Keeping()
         self._tracer = Tracer()
@@ -328,7 +334,7 @@ class Broker:
         backers = [str(event.session)]
         if arrival.origin is not None:
             backers.append(arrival.origin.conversation)
-            if self._policy.learn_text:
+            if self._policy.learn and self._policy.learn_text:
                 self._foresight.confirmed(arrival.origin.generation, event.resource)
         self._books.called(backers, event.resource, event.at_s)
         self._foresight.called(principal, event.session, event.resource)
@@ -445,7 +451,7 @@ class Broker:
                     case SandboxFellIdle():
                         out += self._keep_or_stop(fact)
                 if isinstance(fact, StakeWon | StakeLost) and fact.stake.bet.kind is BetKind.KEEP:
-                    self._learn_keeping(fact)
+                    self._keeping_ended(fact)
         return out
 
     def _keep_or_stop(self, fact: SandboxFellIdle) -> list[Instruction]:
@@ -480,7 +486,9 @@ class Broker:
         self._pool.keep(fact.sandbox, stake)
         return []
 
-    def _learn_keeping(self, fact: StakeWon | StakeLost) -> None:
+    def _keeping_ended(self, fact: StakeWon | StakeLost) -> None:
+        if not self._policy.learn:
+            return
         bet = fact.stake.bet
         self._keeping.idle_ended(
             bet.principal,

@@ -62,6 +62,7 @@ class Foresight:
         books: Knows how early each predictor speaks.
         estimates: Knows what starts take.
         crowding: How many starts there are now for each start slot.
+        learns: What happens is remembered beyond the session that it happens in.
     """
 
     def __init__(
@@ -72,11 +73,12 @@ class Foresight:
         books: Bookmaker,
         estimates: Estimates,
         crowding: Callable[[], float],
+        learns: bool = True,
     ) -> None:
         self._names = ToolNameRouter()
         self._router = Union((self._names, KeywordRouter(gamma=gamma)))
         self._paper_prefetch = paper_prefetch
-        self.transitions = TransitionPredictor(PaperPolicy() if paper_prefetch else PricedPolicy())
+        self.transitions = TransitionPredictor(PaperPolicy() if paper_prefetch else PricedPolicy(), learns=learns)
         self._books = books
         self._estimates = estimates
         self._crowding = crowding

@@ -229,6 +229,7 @@ class TransitionPredictor:
         limits: Of a principal's graph.
         sessions: Sessions followed at once; the one least recently active goes first.
         principals: Principals remembered at once, likewise.
+        learns: A session's calls also count for its principal; else only for itself.
     """
 
     def __init__(
@@ -238,12 +239,14 @@ class TransitionPredictor:
         limits: GraphLimits | None = None,
         sessions: int = 4_096,
         principals: int = 1_024,
+        learns: bool = True,
     ) -> None:
         self._policy = policy or PricedPolicy()
         self._limits = limits or GraphLimits()
         self._session_limits = GraphLimits(states=64, successors=16, row_capacity=64.0)
         self._most_sessions = sessions
         self._most_principals = principals
+        self._learns = learns
         self._tracks: dict[SessionId, _Track] = {}
         self._graphs: dict[PrincipalId, TransitionGraph] = {}
 
@@ -255,7 +258,8 @@ class TransitionPredictor:
         """
         track = self._track(principal, session)
         track.graph.add(track.state, resource)
-        self._graph(principal).add(track.state, resource)
+        if self._learns:
+            self._graph(principal).add(track.state, resource)
         track.state = resource
 
     def propose(
