@@ -1,8 +1,9 @@
 r"""An MCP conversation over the stdio of a sandbox's server: JSON lines over pipes.
 
-Three tasks per link: one reads stdout, one writes stdin, one drains stderr. Writing has its
-own task because a write that is cancelled half-way would leave half a line in the pipe; a
-caller may be cancelled at any time, the writer never is before the link ends.
+Three tasks per link: one reads stdout, one drains stderr, one writes to stdin what the pipe
+did not take at once. That has its own task because a write that is cancelled half-way would
+leave half a line in the pipe; a caller may be cancelled at any time, the writer never is
+before the link ends.
 
 Lines are cut at `\n` only, and each chunk is searched once: an answer of 50 MB costs one
 join, not one copy per chunk. What is no JSON-RPC message (servers print banners on stdout)
@@ -17,13 +18,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import ByteReceiveStream
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from headstart.backends.contract import ByteStreams
 from headstart.clock import Clock
 from headstart.ids import ResourceId
-from headstart.runtime.json_text import decode, encode_ascii
-from headstart.runtime.outbox import MAX_QUEUED_MESSAGES, Outgoing, QueueOutbox
+from headstart.runtime.json_text import decode
+from headstart.runtime.outbox import PipeOutbox
 from headstart.runtime.rpc import Owner, Peer
 
 __all__ = ["LineCutter", "MessageTooLong", "StdioLink", "Tail", "open_stdio_link"]
@@ -113,9 +113,8 @@ class StdioLink:
         failure: Why the link ended, when it was not the server's end of file.
     """
 
-    def __init__(self, *, streams: ByteStreams, outgoing: MemoryObjectReceiveStream[Outgoing], peer: Peer) -> None:
+    def __init__(self, *, streams: ByteStreams, peer: Peer) -> None:
         self._streams = streams
-        self._outgoing = outgoing
         self.peer = peer
         self.stdout_junk = Tail()
         self.stderr = Tail()
@@ -136,17 +135,6 @@ class StdioLink:
         finally:
             self.peer.close()
             self.ended.set()
-
-    async def write_stdin(self) -> None:
-        stdin = self._streams.stdin
-        async for item in self._outgoing:
-            try:
-                await stdin.send(encode_ascii(item.message) + b"\n")
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                self._outgoing.close()  # whoever waits for room learns it; the reader tells the rest
-                return
-            if item.on_sent is not None:
-                item.on_sent()
 
     async def drain_stderr(self) -> None:
         cutter = LineCutter(max_bytes=64 * 1024)
@@ -179,19 +167,19 @@ async def open_stdio_link(
     Leaving it ends the conversation and what waits for it (`LinkClosed`); the process is
     left to whoever attached it.
     """
-    send, outgoing = anyio.create_memory_object_stream[Outgoing](MAX_QUEUED_MESSAGES)
-    with send, outgoing:
-        async with anyio.create_task_group() as tasks:
-            peer = Peer(server=server, outbox=QueueOutbox(send), owner=owner, clock=clock, tasks=tasks)
-            link = StdioLink(streams=streams, outgoing=outgoing, peer=peer)
-            tasks.start_soon(link.read_stdout, name="mcp stdout")
-            tasks.start_soon(link.write_stdin, name="mcp stdin")
-            tasks.start_soon(link.drain_stderr, name="mcp stderr")
-            try:
-                yield link
-            finally:
-                peer.close()
-                tasks.cancel_scope.cancel()
+    outbox = PipeOutbox(streams.stdin)
+    async with anyio.create_task_group() as tasks:
+        peer = Peer(server=server, outbox=outbox, owner=owner, clock=clock, tasks=tasks)
+        link = StdioLink(streams=streams, peer=peer)
+        tasks.start_soon(link.read_stdout, name="mcp stdout")
+        tasks.start_soon(outbox.write_rest, name="mcp stdin")
+        tasks.start_soon(link.drain_stderr, name="mcp stderr")
+        try:
+            yield link
+        finally:
+            peer.close()
+            outbox.close()
+            tasks.cancel_scope.cancel()
 
 
 async def _chunks(stream: ByteReceiveStream) -> AsyncIterator[bytes]:

@@ -18,6 +18,7 @@ the owner of the conversation.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections import deque
@@ -108,19 +109,19 @@ class _Pending:
     channel: ClientChannel | None
     token: object = None
     arrivals: deque[_Arrival] = field(default_factory=deque[_Arrival])
-    arrived: anyio.Event | None = None
+    arrived: asyncio.Future[None] | None = None
     sent_s: float = 0.0
     answered_s: float = 0.0
 
     def put(self, arrival: _Arrival) -> None:
         self.arrivals.append(arrival)
-        if self.arrived is not None:
-            self.arrived.set()
+        if self.arrived is not None and not self.arrived.done():
+            self.arrived.set_result(None)
 
     async def wait(self) -> None:
         """Wait until something more arrives."""
-        self.arrived = anyio.Event()
-        await self.arrived.wait()
+        self.arrived = asyncio.get_running_loop().create_future()
+        await self.arrived
 
 
 class Peer:
