@@ -1,7 +1,88 @@
-from headstart.cli.status import trouble
+"""What `headstart status` prints of what the service tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headstart.cli.status import report, trouble
+from headstart.cli.terminal import show
+
+
+def told(**runtime: Any) -> dict[str, Any]:
+    sandbox = {"id": "sbx_1", "resource": "git", "state": "leased", "session": "[red]run[/]", "form": "zygote"}
+    return {
+        "pool": {
+            "mode": "predictive",
+            "sessions": 1,
+            "sandboxes": [{**sandbox, "age_s": 3.2, "memory_bytes": 9_000_000, "served": 2}],
+            "used_bytes": 33_000_000,
+            "memory_bytes": 4_000_000_000,
+            "starting": 0,
+            "starts_at_once": 2,
+            "queued": 0,
+        },
+        "waste": {
+            "open_bets": 1,
+            "reserved_memory_bytes": 8_640_512,
+            "reserved_cpu_s": 0.02,
+            "available_cpu_s": 15.0,
+            "wasted_cpu_s": 0.0,
+        },
+        "backend": {
+            "name": "local",
+            "isolation": "namespaces",
+            "weaker": ["own user: start as root", "no limits: delegate a group"],
+        },
+        "predictors": [],
+        "proxy": {"requests": 0, "read": 0, "active_streams": 0, "unread": []},
+        "runtime": {
+            "sandboxes": [{"id": "sbx_1", "because": "keywords: commit"}],
+            "servers": [{"name": "git", "remote": False, "form": "zygote", "reason": "forks", "last_failure": None}],
+            "zygotes": [],
+            "events_broken": 0,
+            "journal_dropped": 0,
+            "state_writes_failed": 0,
+            **runtime,
+        },
+    }
+
+
+def printed(capsys: pytest.CaptureFixture[str], found: dict[str, Any]) -> str:
+    show(*report(found))
+    return capsys.readouterr().out
 
 
 def test_only_what_went_wrong_is_told() -> None:
     assert trouble({"events_broken": 0, "journal_dropped": 0, "state_writes_failed": 0}) == ""
-    told = trouble({"events_broken": 2, "journal_dropped": 0, "state_writes_failed": 1})
-    assert told == "2 events not handled, 1 writes of the state failed"
+    broken = trouble({"events_broken": 2, "journal_dropped": 0, "state_writes_failed": 1})
+    assert broken == "2 events not handled, 1 writes of the state failed"
+
+
+def test_every_section_has_a_heading_with_a_blank_line_above(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, told()).splitlines()
+    for heading in ("Service", "Sandboxes", "Servers", "Guesses", "Models"):
+        assert lines[lines.index(heading) - 1] == ""
+
+
+def test_no_line_ends_in_blanks_and_none_has_a_name_of_the_code_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, told())
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "_" not in text
+
+
+def test_what_is_weaker_is_told_once_without_its_cures(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, told())
+    assert "weaker here  no limits; own user (headstart doctor: what to do)" in text
+    assert "start as root" not in text
+
+
+def test_brackets_in_a_session_s_name_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "[red]run[/]" in printed(capsys, told())
+
+
+def test_a_failure_is_a_column_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "last failure" not in printed(capsys, told())
+    server = {"name": "git", "remote": False, "form": "cold", "reason": "x", "last_failure": "it died"}
+    assert "it died" in printed(capsys, told(servers=[server]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from headstart.config.model import ServerSettings
+from headstart.config.model import MountSetting, ServerSettings
 from headstart.config.suggest import suggest_mounts, suggest_network
 from headstart.ids import ResourceId
 
@@ -22,18 +24,22 @@ def server(*args: str, **env: str) -> ServerSettings:
     return ServerSettings(name=ResourceId("x"), command="x", args=args, env=env)
 
 
+def mounts(*args: str) -> list[MountSetting]:
+    return [one.mount for one in suggest_mounts(server(*args)) if one.mount is not None]
+
+
 def test_a_folder_among_the_arguments_is_meant_to_be_seen_and_written(home: Path) -> None:
     (home / "project").mkdir()
-    (mount,) = suggest_mounts(server("--root", str(home / "project")))
+    (mount,) = mounts("--root", str(home / "project"))
     assert (mount.path, mount.mode) == (home / "project", "rw")
 
 
 def test_a_path_behind_an_equals_sign_counts(home: Path) -> None:
-    assert [m.path for m in suggest_mounts(server(f"--root={home}"))] == [home]
+    assert [m.path for m in mounts(f"--root={home}")] == [home]
 
 
 def test_a_file_that_is_not_there_yet_means_its_folder(home: Path) -> None:
-    assert [m.path for m in suggest_mounts(server("--db", str(home / "new.db")))] == [home]
+    assert [m.path for m in mounts("--db", str(home / "new.db"))] == [home]
 
 
 def test_the_program_s_own_installation_and_the_system_are_left_out(home: Path) -> None:
@@ -45,7 +51,43 @@ def test_the_program_s_own_installation_and_the_system_are_left_out(home: Path) 
 
 def test_a_folder_inside_another_is_named_once(home: Path) -> None:
     (home / "a").mkdir()
-    assert [m.path for m in suggest_mounts(server(str(home), str(home / "a")))] == [home]
+    assert [m.path for m in mounts(str(home), str(home / "a"))] == [home]
+
+
+def test_a_database_means_its_folder_because_its_journal_is_made_beside_it(home: Path) -> None:
+    (home / "data").mkdir()
+    with closing(sqlite3.connect(home / "data" / "notes")) as connection:  # known by its content, not its name
+        connection.execute("CREATE TABLE t (x)")
+    (suggestion,) = suggest_mounts(server("--db", str(home / "data" / "notes")))
+    assert suggestion.mount == MountSetting(path=home / "data", mode="rw")
+    assert suggestion.because == "for notes: its journal is made beside it"
+
+
+def test_a_file_that_is_no_database_is_shown_alone(home: Path) -> None:
+    (home / "notes.txt").touch()
+    assert [m.path for m in mounts("--file", str(home / "notes.txt"))] == [home / "notes.txt"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_database_in_a_home_shows_nothing_of_the_home_and_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    if exists:
+        (home / "notes.db").touch()
+    (suggestion,) = suggest_mounts(server("--db", str(home / "notes.db")))
+    assert suggestion.mount is None
+    assert suggestion.because.endswith("move it to a folder of its own, and mount that")
+
+
+def test_somebody_else_s_home_and_what_holds_ssh_keys_are_no_folders_to_show(home: Path) -> None:
+    (home / "other" / ".ssh").mkdir(parents=True)
+    assert mounts("--db", str(home / "other" / "notes.db")) == []
+
+
+def test_a_server_s_own_script_is_not_its_to_change(home: Path) -> None:
+    (home / "server.py").touch()
+    assert mounts(str(home / "server.py"), "--verbose") == []
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_a_second_service_on_one_state_is_refused_and_the_first_goes_on(running:
 def test_a_command_that_does_not_exist_is_told_by_serve(running: Running) -> None:
     assert f"git: command '{MISSING}' was not found" in running.log()
     assert "hint: install it, or give its full path as mcpServers.git.command" in running.log()
+    assert "serves 1 of 2 servers (good)" in running.log()
 
 
 def test_a_command_that_does_not_exist_is_told_by_init_and_the_others_are_learned(place: Place) -> None:

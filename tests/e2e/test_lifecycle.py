@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import anyio
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
+
+from headstart.backends.spawner.guest.processes import descendants
+from headstart.bench.demo.meter import command_of
 
 from .clients import RawClient, said, tools
 from .running import Place, alive, headstart, scripted, service, wait_until
@@ -101,6 +106,45 @@ async def test_a_signal_right_after_the_announcement_is_an_orderly_end(place: Pl
         pass  # `service` sends SIGTERM at once and requires exit status 0
     assert not (place.state / "service.json").exists()
     assert running.log().endswith("headstart: stopped\n")
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
+def test_a_signal_while_the_service_is_still_opening_is_an_orderly_end(place: Place, end: signal.Signals) -> None:
+    configured(place)
+    place.state.mkdir(mode=0o700)
+    state = sqlite3.connect(place.state / "state.sqlite", isolation_level=None)
+    with closing(state) as held:
+        held.execute("BEGIN EXCLUSIVE")  # opening waits for this, so the signal comes while it does
+        command = [sys.executable, "-m", "headstart", "serve", "--config", str(place.config), "--port", "0"]
+        opening = subprocess.Popen(
+            [*command, "--state-dir", str(place.state)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        wait_until(lambda: bool(descendants(opening.pid)), within_s=30, what="the backend is open")
+        below = {pid: command_of(pid) for pid in descendants(opening.pid)}
+        opening.send_signal(end)
+    _, told = opening.communicate(timeout=30)
+    assert opening.returncode == 0, told
+    assert told == "headstart: stopping\nheadstart: stopped\n"
+    assert alive(below) == {}
+    assert not (place.state / "service.json").exists()
+
+
+def test_a_stopped_service_s_record_is_traced_as_the_service_itself_did(place: Place) -> None:
+    with service(configured(place)) as running, RawClient(f"{running.url}/s/one/mcp") as client:
+        client.initialize()
+        assert client.call("good__add", text="x") == ("1 notes", False)
+        client.http.delete(f"{running.url}/s/one/mcp")
+        while_running = running.command("trace", "one")
+        assert (while_running.returncode, while_running.stderr) == (0, "")
+    stopped = headstart("trace", "last", "--state-dir", str(place.state))
+    assert stopped.returncode == 0, stopped.stderr
+    assert stopped.stdout == while_running.stdout
+    (line,) = stopped.stderr.splitlines()
+    assert line.startswith("no service is running: this is the record")
+    unknown = headstart("trace", "two", "--state-dir", str(place.state))
+    assert unknown.returncode == 1
+    assert "no trace of session 'two'" in unknown.stderr
+    assert "hint: start one: headstart serve" in unknown.stderr
 
 
 async def test_mcp_over_stdio_starts_a_service_and_speaks(place: Place) -> None:

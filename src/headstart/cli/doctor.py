@@ -7,13 +7,14 @@ from typing import Annotated
 
 import anyio
 import typer
+from rich.text import Text
 
 from headstart.backends.probes import Probe, ProbeStatus, probe_all
-from headstart.cli.terminal import console, print_json
+from headstart.cli.terminal import print_json, show
 
 __all__ = ["doctor"]
 
-_MARKS = {ProbeStatus.OK: "[green]ok[/]", ProbeStatus.WEAK: "[yellow]weak[/]", ProbeStatus.MISSING: "[red]missing[/]"}
+_STYLES = {ProbeStatus.OK: "green", ProbeStatus.WEAK: "yellow", ProbeStatus.MISSING: "red"}
 
 
 def doctor(
@@ -29,11 +30,11 @@ def doctor(
 
 
 def _print_table(probes: tuple[Probe, ...]) -> None:
-    out = console()
     width = max(len(probe.name) for probe in probes)
     for probe in probes:
-        mark = _MARKS[probe.status]
-        pad = " " * (8 - len(probe.status.value))
-        out.print(f"{probe.name:<{width}}  {mark}{pad}{probe.found}")
+        line = Text(f"{probe.name:<{width}}  ")
+        line.append(f"{probe.status.value:<8}", style=_STYLES[probe.status])
+        line.append(probe.found)
+        show(line)
         if probe.cure:
-            out.print(f"{'':<{width}}  {'':<8}[dim]→ {probe.cure}[/]")
+            show(Text(f"{'':<{width}}  {'':<8}→ {probe.cure}", style="dim"))

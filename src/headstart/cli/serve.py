@@ -18,7 +18,7 @@ import anyio
 import typer
 import uvicorn
 
-from headstart.cli.app import open_application
+from headstart.cli.app import Application, open_application
 from headstart.cli.service_file import ServiceFile, host_for_url, write_service_file
 from headstart.cli.settings import ConfigOption, StateOption, read_settings
 from headstart.cli.state import only_one
@@ -72,16 +72,42 @@ def run_service(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
-    server: _Server | None = None
-
-    def stop() -> None:
-        if server is not None:
-            server.should_exit = True
-
     port = int(listener.getsockname()[1])
     settings = replace(settings, service=replace(settings.service, port=port))
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+            ending = _Ending(tasks.cancel_scope)
+            tasks.start_soon(_stop_on_signal, signals, ending.begin)
+            await _open_and_serve(settings, listener, ending)
+            tasks.cancel_scope.cancel()
+    say("headstart: stopped")
+
+
+class _Ending:
+    """How the service is told to end: while it opens, by cancelling that; once it serves, by its server.
+
+    Args:
+        opening: What is cancelled as long as there is no server.
+    """
+
+    def __init__(self, opening: anyio.CancelScope) -> None:
+        self._opening = opening
+        self._server: _Server | None = None
+
+    def serves(self, server: _Server) -> None:
+        """Note that there is a server to be told, from now on."""
+        self._server = server
+
+    def begin(self) -> None:
+        if self._server is None:
+            self._opening.cancel()
+        else:
+            self._server.should_exit = True
+
+
+async def _open_and_serve(settings: Settings, listener: socket.socket, ending: _Ending) -> None:
     token = secrets.token_urlsafe(32)
-    async with open_application(settings, token=token, stop=stop) as application:
+    async with open_application(settings, token=token, stop=ending.begin) as application:
         server = _Server(
             uvicorn.Config(
                 application.asgi,
@@ -99,18 +125,14 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             ),
             end_streams=application.gateway.drain,
         )
+        ending.serves(server)
         url = _url(listener)
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            file = write_service_file(settings.state_dir, ServiceFile(pid=os.getpid(), url=url, token=token))
-            try:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_stop_on_signal, signals, stop)
-                    _announce(settings, url, isolation=application.backend.capabilities.isolation)
-                    await server.serve(sockets=[listener])
-                    tasks.cancel_scope.cancel()
-            finally:
-                file.unlink(missing_ok=True)
-    say("headstart: stopped")
+        file = write_service_file(settings.state_dir, ServiceFile(pid=os.getpid(), url=url, token=token))
+        try:
+            _announce(settings, url, application)
+            await server.serve(sockets=[listener])
+        finally:
+            file.unlink(missing_ok=True)
 
 
 class _Server(uvicorn.Server):
@@ -141,14 +163,20 @@ async def _stop_on_signal(signals: AsyncIterator[signal.Signals], stop: Callable
         stop()
 
 
-def _announce(settings: Settings, url: str, *, isolation: str) -> None:
-    names = ", ".join(server.name for server in settings.servers) or "none"
-    say(f"headstart: {url}/mcp serves {len(settings.servers)} servers ({names})")
+def _announce(settings: Settings, url: str, application: Application) -> None:
+    unusable = application.service.unusable
+    usable = [server.name for server in settings.servers if server.name not in unusable]
+    count = f"{len(usable)} of {len(settings.servers)}" if unusable else str(len(usable))
+    say(f"headstart: {url}/mcp serves {count} servers ({', '.join(usable) or 'none'})")
+    for problem in unusable.values():
+        say(f"headstart: cannot start {problem}. hint: {problem.hint}")
     for upstream in settings.upstreams:
         path = "/v1" if upstream.prefix == "default" else f"/{upstream.prefix}/v1"
         say(f"headstart: {url}{path} → {upstream.base_url}")
     zygotes = "with zygotes" if settings.pool.zygotes else "without zygotes"
-    say(f"headstart: pool {settings.pool.mode.value}, {zygotes}; isolation: {isolation}")
+    say(
+        f"headstart: pool {settings.pool.mode.value}, {zygotes}; isolation: {application.backend.capabilities.isolation}"
+    )
 
 
 @contextmanager

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from headstart.cli.running import ask
 from headstart.cli.service_file import find_service
 from headstart.cli.settings import StateOption
 from headstart.cli.state import state_dir as state_dir_of
-from headstart.cli.terminal import console, print_json
+from headstart.cli.terminal import print_json, show, table
+from headstart.cli.weaker import terse
 
-__all__ = ["status", "trouble"]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+__all__ = ["report", "status", "trouble"]
 
 Json = Mapping[str, Any]
 
@@ -32,32 +34,43 @@ def status(
     if json:
         print_json(found)
         return
-    out = console()
-    out.print(Text(f"headstart at {service.url}, pid {service.pid}", style="bold"))
-    for part in (
-        _summary(found),
-        _sandboxes(found["pool"]["sandboxes"], found["runtime"]["sandboxes"]),
-        _servers(found["runtime"]["servers"], found["runtime"]["zygotes"]),
-        _predictors(found["predictors"]),
-        _proxy(found["proxy"]),
-    ):
-        out.print(part)
+    show(_heading(f"headstart at {service.url}, pid {service.pid}"), *report(found))
 
 
-def _summary(found: Json) -> RenderableType:
+def report(found: Json) -> Iterator[RenderableType]:
+    """Yield what the status route told, section by section."""
+    runtime = found["runtime"]
+    sections = {
+        "Service": _rows(_service(found)),
+        "Sandboxes": _sandboxes(found["pool"]["sandboxes"], runtime["sandboxes"]),
+        "Servers": _servers(runtime["servers"], runtime["zygotes"]),
+        "Guesses": _predictors(found["predictors"]),
+        "Models": _rows(_models(found["proxy"])),
+    }
+    for heading, section in sections.items():
+        yield ""
+        yield _heading(heading)
+        yield section
+
+
+def _service(found: Json) -> Iterator[tuple[str, str]]:
     pool, waste, backend = found["pool"], found["waste"], found["backend"]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_row("pool", f"{pool['mode']}, {pool['sessions']} sessions, {len(pool['sandboxes'])} sandboxes")
-    grid.add_row("memory", f"{_mb(pool['used_bytes'])} of {_mb(pool['memory_bytes'])}")
-    grid.add_row("starts", f"{pool['starting']} of {pool['starts_at_once']} slots, {pool['queued']} waiting")
-    grid.add_row("waste", ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in waste.items()))
-    grid.add_row("isolation", f"{backend['name']}: {backend['isolation']}")
-    for line in backend["weaker"]:
-        grid.add_row("", Text(line, style="yellow"))
-    told = trouble(found["runtime"])
-    if told:
-        grid.add_row("trouble", Text(told, style="red"))
-    return grid
+    yield "pool", f"{pool['mode']}; {_count(pool['sessions'], 'session')}, {_count(len(pool['sandboxes']), 'sandbox')}"
+    yield "memory", f"{_mb(pool['used_bytes'])} of {_mb(pool['memory_bytes'])} in use"
+    yield (
+        "starting",
+        f"{pool['starting']} now (at most {pool['starts_at_once']} at once), {pool['queued']} more are waiting",
+    )
+    yield "wasted", f"{waste['wasted_cpu_s']:.1f} CPU-seconds so far, on guesses that nobody came for"
+    open_guesses = _count(waste["open_bets"], "guess")
+    held = f", which hold {_mb(waste['reserved_memory_bytes'])} and may waste {waste['reserved_cpu_s']:.2f} CPU-seconds"
+    left = f"{waste['available_cpu_s']:.1f} CPU-seconds may be wasted now"
+    yield "undecided", f"{open_guesses}{held if waste['open_bets'] else ''}; {left}"
+    yield "isolation", f"{backend['isolation']} (backend {backend['name']})"
+    if weaker := terse(backend["weaker"]):
+        yield "weaker here", f"{'; '.join(weaker)} (headstart doctor: what to do)"
+    if told := trouble(found["runtime"]):
+        yield "trouble", told
 
 
 def trouble(runtime: Json) -> str:
@@ -71,11 +84,12 @@ def trouble(runtime: Json) -> str:
 
 
 def _sandboxes(views: Sequence[Json], runtime: Sequence[Json]) -> RenderableType:
+    if not views:
+        return "  none"
     because = {one["id"]: one["because"] for one in runtime}
-    table = _table("sandbox", "server", "state", "session", "form", "age", "memory", "calls", "why")
-    for view in sorted(views, key=lambda v: (v["resource"], v["id"])):
-        table.add_row(
-            view["id"],
+    made = table("server", "state", "session", "from", "age", "memory", "calls", "started because of")
+    for view in sorted(views, key=_by_server_oldest_first):
+        made.add_row(
             view["resource"],
             view["state"],
             view["session"] or "-",
@@ -85,56 +99,73 @@ def _sandboxes(views: Sequence[Json], runtime: Sequence[Json]) -> RenderableType
             str(view["served"]),
             because.get(view["id"], ""),
         )
-    return table if views else Text("no sandboxes", style="dim")
+    return made
+
+
+def _by_server_oldest_first(view: Json) -> tuple[str, float]:
+    return view["resource"], -view["age_s"]
 
 
 def _servers(servers: Sequence[Json], zygotes: Sequence[Json]) -> RenderableType:
+    if not servers:
+        return "  none"
     held = {one["server"]: one["memory_bytes"] for one in zygotes}
-    table = _table("server", "starts from", "why", "zygote holds", "last failure")
+    failing = any(server["last_failure"] for server in servers)
+    made = table("server", "starts from", "zygote holds", "because", *(["last failure"] if failing else []))
     for server in servers:
-        form = "remote" if server["remote"] else server["form"]
         holds = _mb(held[server["name"]]) if server["name"] in held else "-"
-        table.add_row(server["name"], form, server["reason"], holds, server["last_failure"] or "")
-    return table
+        form = "remote" if server["remote"] else server["form"]
+        made.add_row(
+            server["name"], form, holds, server["reason"], *([server["last_failure"] or ""] if failing else [])
+        )
+    return made
 
 
 def _predictors(records: Sequence[Json]) -> RenderableType:
-    table = _table("predictor", "proposed", "admitted", "hits / decided", "expected", "hidden", "wasted")
+    if not records:
+        return "  none yet"
+    made = table("predictor", "proposed", "tried", "right", "expected", "saved", "wasted")
     for record in records:
         decided = record["hits"] + record["misses"]
-        wasted = f"{record['wasted_cpu_s']:.1f} CPU-s, {record['wasted_byte_s'] / 1e9:.1f} GB-s"
-        table.add_row(
+        made.add_row(
             record["predictor"],
             str(record["proposals"]),
             str(record["admitted"]),
-            f"{record['hits']} / {decided}",
+            f"{record['hits']} of {decided}",
             f"{record['expected_hits']:.1f}",
             f"{record['hidden_s']:.2f} s",
-            wasted,
+            f"{record['wasted_cpu_s']:.1f} CPU-s, {record['wasted_byte_s'] / 1e9:.1f} GB-s",
         )
-    return table if records else Text("no bets yet", style="dim")
+    return made
 
 
-def _proxy(proxy: Json) -> RenderableType:
-    told = (
-        f"proxy: {proxy['requests']} requests, {proxy['read']} generations read, {proxy['active_streams']} streams open"
+def _models(proxy: Json) -> Iterator[tuple[str, str]]:
+    yield (
+        "requests",
+        f"{proxy['requests']}, of which {proxy['read']} were read; {proxy['active_streams']} streaming now",
     )
-    unread = [
-        f"  passed through unread: {one['count']} times {one['route']} ({one['reason']})" for one in proxy["unread"]
-    ]
-    return Text("\n".join([told, *unread]))
+    for one in proxy["unread"]:
+        yield "passed unread", f"{one['count']} times {one['route']} ({one['reason']})"
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+def _rows(rows: Iterable[tuple[str, str]]) -> Table:
+    made = table("", "", header=False)
+    made.columns[0].style = "dim"
+    for name, told in rows:
+        made.add_row(name, told, style="red" if name == "trouble" else None)
+    return made
+
+
+def _heading(text: str) -> RenderableType:
+    from rich.text import Text  # noqa: PLC0415 --json must not wait for it
+
+    return Text(text, style="bold")
 
 
 def _mb(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:.0f} MB"
+    return f"{size_bytes / 1e6:,.0f} MB"
 
 
-def _number(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _count(number: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith(("s", "x")) else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"

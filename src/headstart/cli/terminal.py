@@ -5,21 +5,45 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from headstart.errors import HeadstartError
 
-__all__ = ["console", "print_error", "print_json", "say"]
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+__all__ = ["console", "print_error", "print_json", "say", "show", "table"]
 
 
 _PIPED_WIDTH = 200
 
 
 def console() -> Console:
-    """A console for data; plain text when stdout is not a terminal."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    """A console for data; plain text when stdout is not a terminal, and brackets in it are brackets."""
+    from rich.console import Console  # noqa: PLC0415 commands that print one plain line must not wait for it
+
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    return Console(file=sys.stdout, highlight=False, markup=False, width=width)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print data for people, each part on lines of its own; no line ends in blanks."""
+    out = console()
+    with out.capture() as captured:
+        for part in parts:
+            out.print(part)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def table(*columns: str, header: bool = True) -> Table:
+    """A table without lines, indented below its heading; what does not fit is folded."""
+    from rich.table import Table  # noqa: PLC0415 as `console`
+
+    made = Table(box=None, header_style="dim", pad_edge=True, padding=(0, 0, 0, 2), show_header=header)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
 
 
 def say(message: str) -> None:

@@ -1,18 +1,19 @@
-"""`headstart trace`: the waterfall of a session."""
+"""`headstart trace`: the waterfall of a session, also of a service that has stopped."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from headstart.cli.running import ask
-from headstart.cli.service_file import find_service
+from headstart.cli.service_file import NotRunning, find_service
 from headstart.cli.settings import StateOption
 from headstart.cli.state import state_dir as state_dir_of
-from headstart.cli.terminal import console, print_json
-from headstart.cli.waterfall import waterfall
+from headstart.cli.terminal import console, print_json, say, show
+from headstart.errors import HeadstartError
 
 __all__ = ["trace"]
 
@@ -24,10 +25,32 @@ def trace(
     state_dir: StateOption = None,
 ) -> None:
     """Print the waterfall of a session: model time, preparations, waits, waste, savings."""
-    found = ask(find_service(state_dir_of(state_dir)), "GET", f"/headstart/trace/{quote(session)}")
+    folder = state_dir_of(state_dir)
+    try:
+        service = find_service(folder)
+    except NotRunning as stopped:
+        found = _recorded(folder, session, stopped)
+    else:
+        found = ask(service, "GET", f"/headstart/trace/{quote(session)}")
     if json:
         print_json(found)
         return
-    out = console()
-    for line in waterfall(found):
-        out.print(line)
+    from headstart.cli.waterfall import waterfall  # noqa: PLC0415 drawing is not needed for --json
+
+    show(*waterfall(found, width=console().width))
+
+
+def _recorded(folder: Path, session: str, stopped: NotRunning) -> dict[str, Any]:
+    """Return what the route would have answered, from the record of a service that has stopped."""
+    if not (folder / "state.sqlite").exists():
+        raise stopped
+    from headstart.cli.plain import plain  # noqa: PLC0415 as below
+    from headstart.runtime.record import read_trace  # noqa: PLC0415 a running service reads its own
+
+    found = read_trace(folder, session)
+    if found is None:
+        hint = f"{stopped.hint}; sessions that were open when a service was killed are not in its record"
+        raise HeadstartError(f"no trace of session {session!r} in the record that a stopped service left", hint=hint)
+    say(f"no service is running: this is the record that the last one left in {folder}")
+    recorded: dict[str, Any] = plain(found)
+    return recorded

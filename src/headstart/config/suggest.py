@@ -2,6 +2,11 @@
 
 `headstart init` writes these suggestions down, visibly, for the user to change: a path
 among the arguments is meant to be used, and a URL is meant to be reached.
+
+A database gets its folder, not only itself: SQLite makes its journal (`-journal`, `-wal`,
+`-shm`) beside it, and a single mounted file has no place beside it. Rejected: mounting the
+journal's files one by one (SQLite deletes them, and what is mounted cannot be deleted). A
+folder that holds more than a server should ever see, a home above all, is never suggested.
 """
 
 from __future__ import annotations
@@ -9,28 +14,47 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.config.model import MountSetting, ServerSettings
 
-__all__ = ["suggest_mounts", "suggest_network"]
+__all__ = ["Suggestion", "suggest_mounts", "suggest_network"]
 
 _SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run")))
 _URL = re.compile(r"\b(https?|postgres(ql)?|redis(s)?|mysql|mongodb(\+srv)?|amqps?|neo4j(\+s)?|bolt)://", re.IGNORECASE)
+_DATABASES = frozenset({".db", ".db3", ".duckdb", ".s3db", ".sqlite", ".sqlite3"})
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+_SCRIPTS = frozenset({".cjs", ".js", ".mjs", ".pl", ".py", ".rb", ".sh", ".ts"})
+_HOMES = (Path("/home"), Path("/Users"))
 
 
-def suggest_mounts(server: ServerSettings) -> tuple[MountSetting, ...]:
-    """Return the existing host paths that a launch spec names, writable where they are the user's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """One path that a launch spec names.
 
-    System folders and what the program itself is installed in are left out: a sandbox has
-    these anyway.
+    Attributes:
+        mount: What to show of the host for it; None if that would be too much.
+        because: Why, for a comment; "" if it is what the spec names and nothing else.
     """
-    found: dict[Path, MountSetting] = {}
+
+    mount: MountSetting | None
+    because: str = ""
+
+
+def suggest_mounts(server: ServerSettings) -> tuple[Suggestion, ...]:
+    """Return the host paths that a launch spec needs, writable where they are the user's.
+
+    System folders, what the program itself is installed in, and its script are left out: a
+    sandbox has these anyway.
+    """
+    found: dict[Path, Suggestion] = {}
     for path in _named_paths(server):
-        if _is_known_inside(path) or any(_covers(other, path) for other in found):
-            continue
-        mode = "rw" if os.access(path, os.W_OK) else "ro"
-        found[path] = MountSetting(path=path, mode=mode)
+        suggestion = _suggestion(path)
+        if suggestion.mount is None:
+            found.setdefault(path, suggestion)
+        elif not any(_covers(other, suggestion.mount.path) for other, one in found.items() if one.mount):
+            found[suggestion.mount.path] = suggestion
     return tuple(found.values())
 
 
@@ -43,15 +67,48 @@ def suggest_network(server: ServerSettings) -> str:
 def _named_paths(server: ServerSettings) -> Iterator[Path]:
     if server.cwd is not None and server.cwd.is_absolute():
         yield server.cwd
+    script = next((arg for arg in server.args if not arg.startswith("-")), "")
     for value in (*server.args, *server.env.values()):
+        if value == script and Path(script).suffix in _SCRIPTS:
+            continue  # the program itself: its folder shows, and no server need change its own code
         for piece in re.split(r"[=:,]", value):
             path = Path(piece).expanduser()
             if not path.is_absolute() or len(path.parts) < 3:  # "/", "/tmp", "/home": too wide to be meant
                 continue
-            if path.exists():
+            will_be_made = bool(path.suffix) and path.parent.is_dir()
+            if (path.exists() or will_be_made) and not _is_known_inside(path):
                 yield path
-            elif path.suffix and path.parent.is_dir() and len(path.parts) > 3:
-                yield path.parent  # a file that the server will make
+
+
+def _suggestion(path: Path) -> Suggestion:
+    if path.is_dir() or (path.exists() and not _is_database(path)):
+        return Suggestion(mount=_mount(path))
+    folder, is_database = path.parent, _is_database(path)
+    if not _too_wide(folder):
+        why = "its journal is made beside it" if is_database else "it is made there"
+        return Suggestion(mount=_mount(folder), because=f"for {path.name}: {why}")
+    told = f"{path} needs its folder writable, and {folder} holds too much for a server to see"
+    return Suggestion(mount=None, because=f"{told}: move it to a folder of its own, and mount that")
+
+
+def _mount(path: Path) -> MountSetting:
+    return MountSetting(path=path, mode="rw" if os.access(path, os.W_OK) else "ro")
+
+
+def _is_database(path: Path) -> bool:
+    if path.suffix.lower() in _DATABASES:
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError:
+        return False
+
+
+def _too_wide(folder: Path) -> bool:
+    """Whether a folder is a home, holds one, or stands directly below the root."""
+    home, real = Path.home().resolve(), folder.resolve()
+    return len(real.parts) < 3 or _covers(real, home) or real.parent in _HOMES or (real / ".ssh").exists()
 
 
 def _is_known_inside(path: Path) -> bool:

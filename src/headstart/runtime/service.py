@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -37,7 +37,7 @@ from headstart.core.events import (
     StopSandbox,
 )
 from headstart.core.stream import GenerationStarted, ModelEvent
-from headstart.errors import BackendError
+from headstart.errors import BackendError, ServerUnavailable
 from headstart.ids import LOCAL_PRINCIPAL, IdSource, PrincipalId, ResourceId, SessionId
 from headstart.runtime.calls import CallPaths, Calls
 from headstart.runtime.catalogues import Catalogues
@@ -92,6 +92,7 @@ class _Parts:
     journal: Journal
     preparations: Preparations
     servers: ConfiguredServers
+    unusable: Mapping[ResourceId, ServerUnavailable]
     header: Header
 
 
@@ -108,6 +109,8 @@ class Service:
         self._journal = parts.journal
         self._preparations = parts.preparations
         self._servers = parts.servers
+        self.unusable = parts.unusable
+        """Servers that could not be started as it was opened (their command does not exist), and why."""
         self.broker = Broker(parts.header.policy, BootIds(parts.header.boot))
         self._driver = Driver(decider=self.broker, journal=parts.journal, clock=parts.clock, execute=self._execute)
         self._sessions = Sessions(parts.tasks)
@@ -131,7 +134,7 @@ class Service:
             clock=self._clock,
             report=self._driver.report,
         )
-        self._traces = Traces(self.broker, self._store)
+        self._traces = Traces(self.broker, self._store, self._clock)
         voices = Voices(
             sessions=self._sessions,
             servers=self._servers,
@@ -219,8 +222,7 @@ class Service:
             open_preparations(backend) as preparations,
             open_tasks() as tasks,
         ):
-            for problem in (await anyio.to_thread.run_sync(servers.read_specs)).values():
-                _log.warning("%s. hint: %s", problem, problem.hint)
+            unusable = await anyio.to_thread.run_sync(servers.read_specs)
             service = cls(
                 _Parts(
                     settings=settings,
@@ -232,6 +234,7 @@ class Service:
                     journal=journal,
                     preparations=preparations,
                     servers=servers,
+                    unusable=unusable,
                     header=header,
                 )
             )

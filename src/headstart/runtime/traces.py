@@ -7,13 +7,14 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from headstart.clock import Clock
 from headstart.core.steps import Preparation, SessionSummary, Step
 from headstart.core.tracer import Finished
 from headstart.ids import PrincipalId, SessionId
 from headstart.runtime.codec import RecordCodec
 from headstart.runtime.store import Store
 
-__all__ = ["Trace", "TraceSource", "Traces"]
+__all__ = ["LAST", "Trace", "TraceSource", "Traces", "decode_trace"]
 
 LAST = "last"
 MOST_STEPS = 1_000
@@ -36,12 +37,15 @@ class Trace:
     Attributes:
         steps: The newest `MOST_STEPS`, oldest first.
         summary: Of all its steps.
+        wall_offset_s: What a time in it has to be added to, to be one on the wall clock;
+            None in records of before it was noted.
     """
 
     session: SessionId
     summary: SessionSummary
     steps: tuple[Step, ...]
     preparations: tuple[Preparation, ...]
+    wall_offset_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -53,9 +57,10 @@ class _Open:
 class Traces:
     """Collects what the broker has finished; what no session owns is left out."""
 
-    def __init__(self, source: TraceSource, store: Store) -> None:
+    def __init__(self, source: TraceSource, store: Store, clock: Clock) -> None:
         self._source = source
         self._store = store
+        self._clock = clock
         self._open: OrderedDict[SessionId, _Open] = OrderedDict()
         self._newest: SessionId | None = None
         """Whose the last finished step was, in this run."""
@@ -83,7 +88,7 @@ class Traces:
         if session is not None and summary is not None:
             return self._trace(session, summary)
         found = await self._store.traces(session)
-        return _decode(found[0]) if found else None
+        return decode_trace(found[0]) if found else None
 
     def save_open(self) -> None:
         """Keep the traces of sessions that outlive this run."""
@@ -115,7 +120,13 @@ class Traces:
 
     def _trace(self, session: SessionId, summary: SessionSummary) -> Trace:
         held = self._open.get(session) or _Open()
-        return Trace(session=session, summary=summary, steps=tuple(held.steps), preparations=tuple(held.preparations))
+        return Trace(
+            session=session,
+            summary=summary,
+            steps=tuple(held.steps),
+            preparations=tuple(held.preparations),
+            wall_offset_s=self._clock.wall_s() - self._clock.monotonic_s(),
+        )
 
 
 def _encode(trace: Trace) -> str:
@@ -125,16 +136,23 @@ def _encode(trace: Trace) -> str:
             "summary": _CODEC.encode(trace.summary),
             "steps": [_CODEC.encode(step) for step in trace.steps],
             "preparations": [_CODEC.encode(one) for one in trace.preparations],
+            "wall_offset_s": trace.wall_offset_s,
         },
         separators=(",", ":"),
     )
 
 
-def _decode(text: str) -> Trace:
+def decode_trace(text: str) -> Trace:
+    """Return the trace that was saved as this text.
+
+    Raises:
+        ValueError, KeyError: It is none.
+    """
     fields = cast("dict[str, Any]", json.loads(text))
     return Trace(
         session=fields["session"],
         summary=cast("SessionSummary", _CODEC.decode(fields["summary"])),
         steps=tuple(cast("Step", _CODEC.decode(one)) for one in fields["steps"]),
         preparations=tuple(cast("Preparation", _CODEC.decode(one)) for one in fields["preparations"]),
+        wall_offset_s=fields.get("wall_offset_s"),
     )

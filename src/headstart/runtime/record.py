@@ -1,0 +1,37 @@
+"""What a service that has stopped left behind, read without one.
+
+The state file is only looked at: nothing is migrated, moved or written. A service that
+starts meanwhile is not disturbed, and SQLite keeps the two apart.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from headstart.errors import HeadstartError
+from headstart.runtime.store import FILE_NAME
+from headstart.runtime.traces import LAST, Trace, decode_trace
+
+__all__ = ["read_trace"]
+
+
+def read_trace(state_dir: Path, session: str) -> Trace | None:
+    """Return a session's trace (`last`: the newest), None if there is none.
+
+    Raises:
+        HeadstartError: The state file cannot be read.
+    """
+    path = state_dir / FILE_NAME
+    if not path.exists():
+        return None
+    where, values = ("", ()) if session == LAST else ("WHERE session = ?", (session,))
+    query = f"SELECT trace FROM traces {where} ORDER BY number DESC LIMIT 1"  # noqa: S608 no input in it
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
+            row = connection.execute(query, values).fetchone()
+        return None if row is None else decode_trace(str(row[0]))
+    except (sqlite3.Error, ValueError, KeyError) as exc:
+        hint = "is it this user's, and of this version of headstart? headstart serve moves aside what is damaged"
+        raise HeadstartError(f"{path} cannot be read: {exc}", hint=hint) from exc
