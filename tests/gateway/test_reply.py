@@ -113,7 +113,41 @@ async def test_work_is_cancelled_when_its_client_leaves() -> None:
         client.gone.set()
         await anyio.sleep_forever()
 
-    with anyio.fail_after(5):
-        await Attendance().attended(client.receive, reply, work)
+    attendance = Attendance()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(attendance.watch_clients, 0.001)
+        with anyio.fail_after(5):
+            await attendance.attended(client.receive, reply, work)
+        tasks.cancel_scope.cancel()
     assert reply.over
     assert client.messages == []
+
+
+async def test_a_connection_that_fails_ends_its_own_work_only() -> None:
+    attendance, client = Attendance(), Client()
+    replies = [Reply(client.send, can_stream=True, headers=[]) for _ in range(2)]
+    ended: list[int] = []
+
+    async def broken() -> Scope:
+        raise OSError("torn")
+
+    async def wait_for_the_other(_: anyio.CancelScope) -> None:
+        while not ended:
+            await anyio.lowlevel.checkpoint()
+        ended.append(2)
+
+    async def fail(_: anyio.CancelScope) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(1)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(attendance.watch_clients, 0.001)
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as visits:
+                visits.start_soon(attendance.attended, client.receive, replies[0], wait_for_the_other)
+                visits.start_soon(attendance.attended, broken, replies[1], fail)
+        tasks.cancel_scope.cancel()
+    assert ended == [1, 2]
+    assert [reply.over for reply in replies] == [False, True]

@@ -208,6 +208,7 @@ async def open_gateway(
     )
     handshake = Handshake(parts)
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parts.attendance.watch_clients)
         tasks.start_soon(parts.attendance.break_silences)
         tasks.start_soon(_sweep, sessions, min(30.0, options.sessions.idle_s / 4))
         modern = Modern(parts, ParkedCalls(tasks))

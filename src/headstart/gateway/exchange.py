@@ -1,15 +1,16 @@
 """One HTTP exchange with a client: what both protocol eras do alike.
 
-The work runs beside a watch on the client: when it leaves, the work is cancelled (nobody
-can receive the result, there is no replay). When the work stays silent for long, the
-client hears a comment line, so that nothing between them takes the connection for dead;
-one task does that for all, because most requests are over before a timer is worth setting.
-The watch is a task of asyncio's own group: anyio's costs a tenth of a whole call more.
+When a client leaves, its work is cancelled (nobody can receive the result, there is no
+replay). When the work stays silent for long, the client hears a comment line, so that
+nothing between them takes the connection for dead. Both are seen to by tasks that serve all
+requests, because most are over before a task or a timer of their own would be worth making:
+a client is watched once its request has been open for `LOOK_EVERY_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -40,9 +41,14 @@ __all__ = [
     "welcome",
 ]
 
+_logger = logging.getLogger(__name__)
+
 SILENCE_S: Final = 25.0
 """A reply that is silent for once or twice as long turns into a stream of comment lines; not
 earlier, because clients take larger results as plain JSON than as an event."""
+
+LOOK_EVERY_S: Final = 0.025
+"""How long a request is open before its client is watched, at least; twice that at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,25 +97,63 @@ def wants_stream(scope: Scope) -> tuple[bool, bool]:
     )
 
 
+@dataclass(slots=True, eq=False)
+class _Visit:
+    """A client that waits for its reply."""
+
+    receive: Receive
+    reply: Reply
+    work: anyio.CancelScope
+    watch: asyncio.Task[None] | None = None
+
+    async def wait_until_it_leaves(self) -> None:
+        try:
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+        except Exception:  # noqa: BLE001  supervises: one broken connection must not end the watch on all others
+            _logger.exception("a client's connection failed while it waited")
+        self.reply.leave()
+        self.work.cancel()
+
+
 class Attendance:
-    """Watches the clients of all open replies."""
+    """Watches the clients of all open replies, while `watch_clients` and `break_silences` run."""
 
     def __init__(self) -> None:
-        self._replies: set[Reply] = set()
+        self._visits: dict[_Visit, None] = {}
+        self._new: list[_Visit] = []
+        """Those that came since the last look."""
+        self._somebody_new = asyncio.Event()
 
     async def attended(
         self, receive: Receive, reply: Reply, work: Callable[[anyio.CancelScope], Awaitable[None]]
     ) -> None:
         """Run `work` until it ends, the client leaves, or the scope that it is given is cancelled."""
-        self._replies.add(reply)
-        try:
-            with anyio.CancelScope() as scope:
-                async with asyncio.TaskGroup() as tasks:
-                    watch = tasks.create_task(_watch(receive, reply, scope))
-                    await work(scope)
-                    watch.cancel()
-        finally:
-            self._replies.discard(reply)
+        with anyio.CancelScope() as scope:
+            visit = _Visit(receive, reply, scope)
+            self._visits[visit] = None
+            self._new.append(visit)
+            self._somebody_new.set()
+            try:
+                await work(scope)
+            finally:
+                del self._visits[visit]
+                if visit.watch is not None:
+                    visit.watch.cancel()
+
+    async def watch_clients(self, every_s: float = LOOK_EVERY_S) -> None:
+        """Notice, for ever, when a client leaves whose request is older than one or two rounds."""
+        seen: list[_Visit] = []
+        async with asyncio.TaskGroup() as watches:
+            while True:
+                if not seen:
+                    await self._somebody_new.wait()
+                await asyncio.sleep(every_s)
+                for visit in seen:
+                    if visit in self._visits:
+                        visit.watch = watches.create_task(visit.wait_until_it_leaves())
+                seen, self._new = self._new, []
+                self._somebody_new.clear()
 
     async def break_silences(self, every_s: float = SILENCE_S) -> None:
         """Send a comment line, for ever, on each reply that said nothing since the last round."""
@@ -117,16 +161,9 @@ class Attendance:
             await anyio.sleep(every_s)
             async with anyio.create_task_group() as tasks:
                 tasks.cancel_scope.deadline = anyio.current_time() + every_s  # a client that does not read waits alone
-                for reply in self._replies:
-                    if reply.silent():
-                        tasks.start_soon(reply.ping)
-
-
-async def _watch(receive: Receive, reply: Reply, work: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    reply.leave()
-    work.cancel()
+                for visit in self._visits:
+                    if visit.reply.silent():
+                        tasks.start_soon(visit.reply.ping)
 
 
 async def answer_request(request: Request, work: Callable[[Request], Awaitable[bytes]]) -> Answer:
