@@ -110,7 +110,7 @@ class _Visit:
         try:
             while (await self.receive())["type"] != "http.disconnect":
                 pass
-        except Exception:  # noqa: BLE001  supervises: one broken connection must not end the watch on all others
+        except Exception:  # supervises: one broken connection must not end the watch on all others
             _logger.exception("a client's connection failed while it waited")
         self.reply.leave()
         self.work.cancel()

@@ -11,8 +11,10 @@ be read back, but decisions that were made *from* the text cannot be made again 
 it: exact replay is promised for `full` alone.
 
 `append` never blocks and never touches the file: a queue takes the event, a writer task
-empties it in a thread. The queue is bounded; what it cannot take is counted, and a line in
-the journal says where and how many.
+empties it in a thread, a while later: whoever waits for what the event decides comes first.
+The thread lets go of the interpreter every few lines, or a stream's next token would wait
+for a whole batch. The queue is bounded; what it cannot take is counted, and a line in the
+journal says where and how many.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ __all__ = [
 
 MAX_QUEUED = 100_000
 BATCH_EVERY_S = 0.05
+LINES_AT_ONCE = 32
 PART_BYTES = 64_000_000
 PARTS_KEPT = 8
 
@@ -160,7 +163,7 @@ class Journal:
         self._header = header
         self._queue: deque[Entry] = deque()
         self._wake = anyio.Event()
-        self._closing = False
+        self._closed = anyio.Event()
         self._file: IO[bytes] | None = None
         self._untold_drops = 0
         self.dropped = 0
@@ -179,14 +182,12 @@ class Journal:
     async def run(self) -> None:
         """Write until `close` was called and the queue is empty; cancelled, it writes what it has."""
         try:
-            while not (self._closing and not self._queue):
+            while self._queue or not self._closed.is_set():
                 await self._wake.wait()
+                with anyio.move_on_after(BATCH_EVERY_S):
+                    await self._closed.wait()
                 self._wake = anyio.Event()
                 await self._write_queued()
-                if self._closing:
-                    self._wake.set()
-                else:
-                    await anyio.sleep(BATCH_EVERY_S)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._write_queued()
@@ -207,20 +208,22 @@ class Journal:
         return await anyio.to_thread.run_sync(self._erase)
 
     def close(self) -> None:
-        self._closing = True
+        self._closed.set()
         self._wake.set()
 
     # ------------------------------------------------------------ in the writer's thread
 
     def _write(self, batch: deque[Entry], drops: int) -> None:
         write = encode if self._header.mode == "full" else encode_redacted
-        lines = [write(event) for event in batch]
-        if drops:
-            lines.append(_line({"dropped": drops}))
         file = self._open_part()
-        file.write(b"\n".join(lines) + b"\n")
-        file.flush()
-        self.written += len(batch)
+        while batch:
+            lines = [write(batch.popleft()) for _ in range(min(len(batch), LINES_AT_ONCE))]
+            file.write(b"\n".join(lines) + b"\n")
+            file.flush()
+            self.written += len(lines)
+        if drops:
+            file.write(_line({"dropped": drops}) + b"\n")
+            file.flush()
 
     def _open_part(self) -> IO[bytes]:
         if self._file is not None and self._file.tell() < PART_BYTES:
