@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +109,12 @@ class PlainPrepared:
                 await anyio.to_thread.run_sync(self.keeper.wait, GUARD_S)
 
 
+def _placing(descriptors: Sequence[int]) -> list[str]:
+    """Words that put inherited descriptors at 3, 4, … before the words after them run."""
+    moves = " ".join(f"{place}<&{fd} {fd}<&-" for place, fd in enumerate(descriptors, 3) if place != fd)
+    return ["/bin/bash", "-c", f'exec "$@" {moves}', "bash"] if moves else []
+
+
 @dataclass
 class PlainSandbox:
     """Its home is its own folder, and differs from every other's."""
@@ -120,10 +126,10 @@ class PlainSandbox:
     control: socket.socket | None = None
 
     @asynccontextmanager
-    async def attach(self) -> AsyncGenerator[Streams]:
+    async def attach(self, *, descriptors: Sequence[int] = ()) -> AsyncGenerator[Streams]:
         stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
         try:
-            await self._start((stdin[0], stdout[1], stderr[1]))
+            await self._start((stdin[0], stdout[1], stderr[1]), descriptors)
         finally:
             for fd in (stdin[0], stdout[1], stderr[1]):
                 os.close(fd)
@@ -134,13 +140,14 @@ class PlainSandbox:
             for stream in (streams.stdin, streams.stdout, streams.stderr):
                 await stream.aclose()
 
-    async def _start(self, stdio: tuple[int, int, int]) -> None:
+    async def _start(self, stdio: tuple[int, int, int], more: Sequence[int]) -> None:
         command = self.prepared.template.command
         env = {**command.env, "HOME": str(self.home)}
         if self.prepared.zygote is None:
             self.process = subprocess.Popen(  # noqa: ASYNC220
-                command.argv, env=env, cwd=command.cwd, stdin=stdio[0], stdout=stdio[1], stderr=stdio[2]
-            )
+                [*_placing(more), *command.argv], env=env, cwd=command.cwd, pass_fds=more,
+                stdin=stdio[0], stdout=stdio[1], stderr=stdio[2],
+            )  # fmt: skip
             return
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -187,7 +194,7 @@ class PlainBackend:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             made.keeper = subprocess.Popen(  # noqa: ASYNC220
-                zygote_command(template.preload, control=f"fd:{theirs.fileno()}"),
+                zygote_command(template.preload, control=theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 env={**template.command.env, "HOME": str(self._home("zygote"))},
                 cwd=template.command.cwd,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,8 +45,8 @@ class MutantSandbox:
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
         return await self.inner.run(command, stdin=stdin, timeout_s=timeout_s)
 
-    def attach(self) -> AbstractAsyncContextManager[ByteStreams]:
-        return self.inner.attach()
+    def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
+        return self.inner.attach(descriptors=descriptors)
 
     async def raise_priority(self) -> None:
         await self.inner.raise_priority()

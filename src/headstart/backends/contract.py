@@ -7,7 +7,7 @@ sandbox raises `BackendError`. The conformance suite is `headstart.testing.contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -245,11 +245,18 @@ class RunningSandbox(Protocol):
         """
         ...
 
-    def attach(self) -> AbstractAsyncContextManager[ByteStreams]:
+    def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         """Start the template's entry command (once per sandbox) and yield its stdio.
 
         On leaving: stdin is closed, then the command gets SIGTERM, then SIGKILL, each
         after a bounded wait.
+
+        Args:
+            descriptors: What the command gets as its 3, 4, …; they stay open here. For cold
+                sandboxes of backends with `Capabilities.zygotes` only.
+
+        Raises:
+            BackendError: It was started before, or this sandbox takes no descriptors.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,9 +58,17 @@ async def try_server(
     *,
     warmup: WarmupCall | None,
     clock: Clock,
+    descriptors: Sequence[int] = (),
     while_up: Callable[[], Awaitable[object]] = _nothing,
 ) -> Trial:
     """Start the sandbox's server, read its lists, make one READ call twice.
+
+    Args:
+        sandbox: Not attached to yet.
+        warmup: The call to make; None: whichever tool says that it only reads.
+        clock: What `start_s` is measured by.
+        descriptors: For the server, see `RunningSandbox.attach`.
+        while_up: Called when the lists and the call were answered.
 
     Raises:
         TrialFailed: It refused the handshake or ended.
@@ -69,7 +77,7 @@ async def try_server(
     began_s = clock.monotonic_s()
     server = ResourceId(str(sandbox.id))
     async with (
-        sandbox.attach() as streams,
+        sandbox.attach(descriptors=descriptors) as streams,
         open_stdio_link(streams, server=server, owner=Nobody(), clock=clock) as link,
     ):
         try:

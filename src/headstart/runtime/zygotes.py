@@ -7,23 +7,21 @@
 Whatever speaks against it makes the form `cold`, with the reason in plain words. A backend
 is used through its contract only, so what was checked is what will run. The recorder and
 the preloader of steps 1 and 2 are ordinary commands in sandboxes; they reach us over a
-unix socket in a folder that is mounted into them.
+socket that they are born with, so that nothing of a check is ever on the disk.
 """
 
 from __future__ import annotations
 
 import socket
-import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from headstart.backends.contract import Backend, Identity, Mount, MountMode, Preload, Prepared, RunningSandbox, Template
+from headstart.backends.contract import Backend, Identity, Mount, Preload, Prepared, RunningSandbox, Template
 from headstart.backends.zygote import (
     GUEST_DIR,
     ColdReason,
@@ -48,11 +46,12 @@ from headstart.runtime.zygote_trial import Trial, TrialFailed, difference, try_s
 
 __all__ = ["CheckedForm", "FormCheck", "choose_form", "restore_form"]
 
-CONNECT_TIMEOUT_S = 30.0
 LAYOUT = 1
 """Of what `CheckedForm.stored` remembers; another number there means: choose again."""
 MORE_AUDITS = 4
 """How often imports are repeated to get rid of threads."""
+_CONTROL = 3
+"""Where a guest finds its control socket: the first descriptor after its stdio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +61,12 @@ class FormCheck:
     Attributes:
         warmup: The READ call to compare; else the first tool that says it only reads and needs nothing.
         session_env: Names whose values differ between sessions.
-        scratch: Where the control sockets' folder is made; its path must be short.
         timeout_s: For all of it; longer means cold.
     """
 
     backend: Backend
     warmup: WarmupCall | None = None
     session_env: tuple[str, ...] = ()
-    scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     timeout_s: float = 180.0
     clock: Clock = field(default_factory=SystemClock)
     ids: IdSource = field(default_factory=RandomIds)
@@ -184,16 +181,23 @@ async def _choose(template: Template, check: FormCheck, known: dict[str, Any]) -
 
 async def _record(template: Template, check: FormCheck, plan: EntryPlan) -> tuple[Recording, Trial]:
     """Step 1: a cold start that tells what it has imported."""
-    async with _listening(check) as (control, listener):
-        recorded = _with_guest(template, record_command(plan, control=control), listener)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    async def take() -> Recording:
+        theirs.close()  # from here on, its end is the program's end
+        return await take_recording(ours)
+
+    with ours, theirs:
         try:
-            async with _started(recorded, check) as sandbox:
-                trial = await try_server(sandbox, warmup=check.warmup, clock=check.clock, while_up=listener.take)
+            async with _started(_with_guest(template, record_command(plan, control=_CONTROL)), check) as sandbox:
+                trial = await try_server(
+                    sandbox, warmup=check.warmup, clock=check.clock, descriptors=[theirs.fileno()], while_up=take
+                )
         except (TrialFailed, BackendError) as error:
             raise _StartsCold(f"a recorded cold start failed: {error}") from error
-        if not isinstance(trial.taken, Recording):
-            raise _StartsCold("a cold start could not be recorded")
-        return trial.taken, trial
+    if not isinstance(trial.taken, Recording):
+        raise _StartsCold("a cold start could not be recorded")
+    return trial.taken, trial
 
 
 def _praise(recording: Recording, report: PreloadReport, modules: Sequence[str]) -> str:
@@ -225,12 +229,13 @@ def _within(module: str, packages: frozenset[str]) -> bool:
 
 async def _audit(template: Template, check: FormCheck, plan: EntryPlan, modules: tuple[str, ...]) -> PreloadReport:
     """Step 2: the same imports, looked at."""
-    async with _listening(check) as (control, listener):
-        audited = _with_guest(template, audit_command(plan, control=control), listener)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    audited = _with_guest(template, audit_command(plan, control=_CONTROL))
+    with theirs, ZygoteProcess(ours, name=template.name) as process:
         try:
-            async with _started(audited, check) as sandbox, sandbox.attach():
-                with ZygoteProcess(await listener.accept(), name=template.name) as process:
-                    return await process.preload(plan.preload(modules), audit=True, timeout_s=check.timeout_s)
+            async with _started(audited, check) as sandbox, sandbox.attach(descriptors=[theirs.fileno()]):
+                theirs.close()  # from here on, its end is the preloader's end
+                return await process.preload(plan.preload(modules), audit=True, timeout_s=check.timeout_s)
         except BackendError as error:
             raise _StartsCold(f"its imports could not be repeated: {error}") from error
 
@@ -296,49 +301,7 @@ def _identity(check: FormCheck) -> Identity:
     return Identity(sandbox=SandboxId(check.ids.new("check")))
 
 
-class _Listener:
-    """Waits for the guest to connect."""
-
-    def __init__(self, sock: socket.socket, folder: Path) -> None:
-        self._sock = sock
-        self.folder = folder
-
-    async def accept(self) -> socket.socket:
-        """Return the guest's connection.
-
-        Raises:
-            BackendError: It did not connect in time.
-        """
-        with anyio.move_on_after(CONNECT_TIMEOUT_S):
-            await anyio.wait_readable(self._sock)
-            return self._sock.accept()[0]
-        raise BackendError("the guest did not connect to its control socket")
-
-    async def take(self) -> Recording:
-        """Return what the program that is up has imported."""
-        return await take_recording(await self.accept())
-
-
-@asynccontextmanager
-async def _listening(check: FormCheck) -> AsyncGenerator[tuple[str, _Listener]]:
-    """Listen in a folder of our own, which any user inside may enter but not list."""
-    with tempfile.TemporaryDirectory(prefix="headstart-", dir=check.scratch) as name:
-        folder = Path(name)
-        await anyio.Path(folder).chmod(0o711)
-        path = folder / "control"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.bind(str(path))
-            await anyio.Path(path).chmod(0o666)
-            sock.listen(1)
-            sock.settimeout(0)
-            yield str(path), _Listener(sock, folder)
-
-
-def _with_guest(template: Template, argv: Sequence[str], listener: _Listener) -> Template:
-    """Let a sandbox run our guest code and reach the control socket."""
-    mounts = (
-        Mount(source=GUEST_DIR, target=GUEST_DIR),
-        Mount(source=listener.folder, target=listener.folder, mode=MountMode.READ_WRITE),
-    )
+def _with_guest(template: Template, argv: Sequence[str]) -> Template:
+    """Let a sandbox run our guest code in the place of its command."""
     command = replace(template.command, argv=tuple(argv))
-    return replace(template, command=command, mounts=(*template.mounts, *mounts))
+    return replace(template, command=command, mounts=(*template.mounts, Mount(source=GUEST_DIR, target=GUEST_DIR)))

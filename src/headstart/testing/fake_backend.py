@@ -20,7 +20,7 @@ A program is found by the last part of `argv[0]`. For MCP servers see `fake_mcp`
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -292,7 +292,9 @@ class FakeSandbox:
             with anyio.CancelScope(shield=True):
                 await process.wait()
 
-    def attach(self) -> AbstractAsyncContextManager[ByteStreams]:
+    def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
+        if descriptors:
+            raise BackendError(f"{self.id} is a fake: it can be given no descriptors")
         return self._attach()
 
     @asynccontextmanager

@@ -133,7 +133,7 @@ async def zygote(
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper = subprocess.Popen(  # noqa: ASYNC220 - a plain parent, which tests look at from outside
-        zygote_command(preload, control=f"fd:{theirs.fileno()}"),
+        zygote_command(preload, control=theirs.fileno()),
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         env=dict(os.environ) if env is None else dict(env),

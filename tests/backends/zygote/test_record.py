@@ -27,7 +27,7 @@ async def recorded(plan: EntryPlan) -> AsyncGenerator[tuple[subprocess.Popen[byt
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: ASYNC220 - a plain parent
-            record_command(plan, control=f"fd:{theirs.fileno()}"),
+            record_command(plan, control=theirs.fileno()),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -158,6 +158,6 @@ async def _start_preloader(preload: Preload, sandbox: SpawnedSandbox, control: s
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         descriptors = [nothing, nothing, nothing, control.fileno()]
-        await sandbox.start_entry_as(zygote_command(preload, control="fd:3"), descriptors)
+        await sandbox.start_entry_as(zygote_command(preload, control=3), descriptors)
     finally:
         os.close(nothing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
@@ -13,6 +13,7 @@ from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.channel import Execution
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.backends.spawner.streams import StdioPipes
+from headstart.errors import BackendError
 from headstart.ids import SandboxId
 
 __all__ = ["ForkedSandbox"]
@@ -45,7 +46,9 @@ class ForkedSandbox(SpawnedSandbox):
         self._do_raise_priority = raise_priority
         self._clean_up = clean_up
 
-    async def _start_entry(self) -> tuple[StdioPipes, Execution]:
+    async def _start_entry(self, descriptors: Sequence[int]) -> tuple[StdioPipes, Execution]:
+        if descriptors:
+            raise BackendError(f"{self.id} runs already: it can be given no descriptors")
         return self._fork.pipes, self._fork.server
 
     async def raise_priority(self) -> None:

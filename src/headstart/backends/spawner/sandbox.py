@@ -75,7 +75,7 @@ class SpawnedSandbox:
         complete = replace(command, env={**self._base_env, **command.env}, cwd=command.cwd or self._entry.cwd)
         pipes = StdioPipes.open()
         try:
-            execution = await self._execute(complete, pipes, own_tree=True)
+            execution = await self._execute(complete, pipes, (), own_tree=True)
             try:
                 with anyio.fail_after(timeout_s):
                     return await _communicate(execution, pipes, stdin)
@@ -87,16 +87,16 @@ class SpawnedSandbox:
         finally:
             pipes.close()
 
-    def attach(self) -> AbstractAsyncContextManager[ByteStreams]:
+    def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         """See `RunningSandbox.attach`."""
-        return self._attach()
+        return self._attach(descriptors)
 
     @asynccontextmanager
-    async def _attach(self) -> AsyncGenerator[ByteStreams]:
+    async def _attach(self, descriptors: Sequence[int]) -> AsyncGenerator[ByteStreams]:
         if self._attached:
             raise BackendError(f"{self._id}: the entry command has been started already")
         self._attached = True
-        pipes, execution = await self._start_entry()
+        pipes, execution = await self._start_entry(descriptors)
         try:
             yield AttachedCommand(stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr, execution=execution)
         finally:
@@ -104,10 +104,10 @@ class SpawnedSandbox:
             await _end_politely(execution)
             pipes.close()
 
-    async def _start_entry(self) -> tuple[StdioPipes, Execution]:
+    async def _start_entry(self, descriptors: Sequence[int]) -> tuple[StdioPipes, Execution]:
         pipes = StdioPipes.open()
         try:
-            return pipes, await self._execute(self._entry, pipes, own_tree=False)
+            return pipes, await self._execute(self._entry, pipes, descriptors, own_tree=False)
         except BaseException:
             pipes.close()
             raise
@@ -121,9 +121,9 @@ class SpawnedSandbox:
         self._attached = True
         return await self._channel.execute(replace(self._entry, argv=argv), descriptors)
 
-    async def _execute(self, command: Command, pipes: StdioPipes, *, own_tree: bool) -> Execution:
+    async def _execute(self, command: Command, pipes: StdioPipes, more: Sequence[int], *, own_tree: bool) -> Execution:
         try:
-            return await self._channel.execute(command, pipes.theirs, own_tree=own_tree)
+            return await self._channel.execute(command, [*pipes.theirs, *more], own_tree=own_tree)
         finally:
             pipes.hand_over()
 

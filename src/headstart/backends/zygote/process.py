@@ -30,24 +30,24 @@ PRELOAD_TIMEOUT_S = 120.0
 FORK_TIMEOUT_S = 20.0
 
 
-def zygote_command(preload: Preload, *, control: str) -> tuple[str, ...]:
-    """Return the argv of a zygote; `control` is `fd:N` (inherited) or a listening socket's path."""
+def zygote_command(preload: Preload, *, control: int) -> tuple[str, ...]:
+    """Return the argv of a zygote; `control` is its number for the control socket."""
     return _guest_command(preload.interpreter, preload.options, "preload", control)
 
 
-def audit_command(plan: EntryPlan, *, control: str) -> tuple[str, ...]:
+def audit_command(plan: EntryPlan, *, control: int) -> tuple[str, ...]:
     """Return the argv of a preloader that will only be looked at."""
     return _guest_command(plan.interpreter, plan.options, "preload", control)
 
 
-def record_command(plan: EntryPlan, *, control: str) -> tuple[str, ...]:
+def record_command(plan: EntryPlan, *, control: int) -> tuple[str, ...]:
     """Return the argv that runs the program cold, and records what it imports."""
     moved = ("--chdir", plan.cwd) if plan.cwd is not None else ()
     return (*_guest_command(plan.interpreter, plan.options, "record", control), *moved, "--", *plan.entry, *plan.args)
 
 
-def _guest_command(interpreter: str, options: Sequence[str], mode: str, control: str) -> tuple[str, ...]:
-    return (interpreter, *options, str(GUEST_DIR / "boot.py"), mode, "--control", control)
+def _guest_command(interpreter: str, options: Sequence[str], mode: str, control: int) -> tuple[str, ...]:
+    return (interpreter, *options, str(GUEST_DIR / "boot.py"), mode, "--control", str(control))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,10 @@ from collections.abc import Mapping
 HARMLESS_FILES = ("/dev/null", "/dev/urandom", "/dev/random")
 
 
-def connect(where: str) -> socket.socket:
-    """Return the control socket: an inherited descriptor (`fd:7`) or the path of a listening one."""
-    if where.startswith("fd:"):
-        sock = socket.socket(fileno=int(where[3:]))
-        sock.settimeout(None)
-    else:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.connect(where)
+def inherited_socket(descriptor: int) -> socket.socket:
+    """Return the control socket that this process was born with, for it alone."""
+    sock = socket.socket(fileno=descriptor)
+    sock.settimeout(None)
     sock.set_inheritable(False)
     return sock
 

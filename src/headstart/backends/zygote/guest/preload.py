@@ -46,8 +46,8 @@ THREAD_POOL_VARIABLES = (
 def main(arguments: Sequence[str]) -> program.Job:
     """Serve until the control socket closes; only a forked server returns, with its job."""
     parser = argparse.ArgumentParser(prog="preload")
-    parser.add_argument("--control", required=True, help="fd:N, or the path of a listening SOCK_SEQPACKET socket")
-    control = facts.connect(parser.parse_args(arguments).control)
+    parser.add_argument("--control", type=int, required=True, help="the descriptor of a SOCK_SEQPACKET socket")
+    control = facts.inherited_socket(parser.parse_args(arguments).control)
     _leave_keeper_behind(control)
     job: program.Job | None = None
     try:

@@ -24,14 +24,14 @@ from . import facts, program, wire
 
 def main(arguments: Sequence[str]) -> program.Job:
     parser = argparse.ArgumentParser(prog="record")
-    parser.add_argument("--control", required=True)
+    parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--chdir", default=None)
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     words: list[str] = options.words[1:] if options.words[:1] == ["--"] else options.words
     if options.chdir is not None:
         os.chdir(options.chdir)
-    control = facts.connect(options.control)
+    control = facts.inherited_socket(options.control)
     before = dict(os.environ)
     begun = Begun()
     sys.meta_path.insert(0, begun)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - half the protocol
