@@ -3,7 +3,8 @@
 Stand-alone: `python load.py KIND STATE_DIR BEATS_DIR`, where KIND is `local` or `process`, or
 either with `-forked` for forks of one zygote each. Prints one JSON line when all runs:
 the pids of this process, of its spawner, and of the sandboxes' inits. Then it goes on
-starting and closing further sandboxes until it is killed.
+starting and closing further sandboxes until it is killed. With `-checking` it is in the
+middle of finding out whether one server can fork, which it will never know.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from headstart.backends.contract import Backend, Command, Identity, Mount, Mount
 from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
 from headstart.ids import SandboxId
+from headstart.runtime.zygotes import FormCheck, choose_form
 
 SANDBOXES = 8
 MOUNTS = 100
@@ -60,7 +62,7 @@ def opened(kind: str, state: Path) -> AbstractAsyncContextManager[Backend]:
 def template(kind: str, beats: Path, name: str, network: Network) -> Template:
     argv = (PYTHON, "-I", "-S", "-c", SERVER, str(beats), name)
     become = Path(__file__).parents[1] / "contract" / "become.py"
-    forked = kind.endswith("-forked")
+    forked = "-" in kind
     return Template(
         name=name,
         command=Command(argv=(PYTHON, str(become), *argv) if forked else argv, env={"PATH": "/usr/bin:/bin"}),
@@ -77,16 +79,28 @@ async def serve(kind: str, state: Path, beats: Path) -> None:
             prepared = await backend.prepare(template(kind, beats, f"server-{index}", network))
             sandbox = await backend.start(prepared, Identity(sandbox=SandboxId(f"sbx_{index}")))
             await stack.enter_async_context(sandbox.attach())
-        await all_beating(beats)
-        sys.stdout.write(json.dumps(facts(kind)) + "\n")
-        sys.stdout.flush()
+        await all_beating(beats, SANDBOXES)
+        tell_facts(kind)
         await churn(backend, kind, beats)
 
 
-async def all_beating(beats: Path) -> None:
+async def check(kind: str, state: Path, beats: Path) -> None:
+    """Be in the middle of a check: its server beats, and says nothing."""
+    async with opened(kind, state) as backend, anyio.create_task_group() as tasks:
+        tasks.start_soon(choose_form, template(kind, beats, "server-0", Network.HOST), FormCheck(backend=backend))
+        await all_beating(beats, 1)
+        tell_facts(kind)
+
+
+async def all_beating(beats: Path, sandboxes: int) -> None:
     with anyio.fail_after(30):
-        while hearts(beats) < 3 * SANDBOXES:  # noqa: ASYNC110 - other processes write there
+        while hearts(beats) < 3 * sandboxes:  # noqa: ASYNC110 - other processes write there
             await anyio.sleep(0.02)
+
+
+def tell_facts(kind: str) -> None:
+    sys.stdout.write(json.dumps(facts(kind)) + "\n")
+    sys.stdout.flush()
 
 
 def hearts(beats: Path) -> int:
@@ -114,4 +128,5 @@ def facts(kind: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    anyio.run(serve, sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    main = check if sys.argv[1].endswith("-checking") else serve
+    anyio.run(main, sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -211,23 +211,41 @@ def test_nothing_outlives_a_runtime_a_spawner_and_inits_killed_together(kind: st
         expect_silence(running, kill(running.process.pid))
 
 
-def test_a_stopped_spawner_does_not_save_sandboxes_from_the_end_of_the_runtime(cold: str, tmp_path: Path) -> None:
+def test_a_stopped_spawner_goes_with_the_runtime_and_so_does_what_it_started(cold: str, tmp_path: Path) -> None:
     with load(cold, tmp_path) as running:
         os.kill(running.facts["spawner"], signal.SIGSTOP)
-        try:
-            expect_silence_of_hearts(running, kill(running.process.pid))
-        finally:
-            os.kill(running.facts["spawner"], signal.SIGKILL)
+        expect_silence(running, kill(running.process.pid))
 
 
-def expect_silence_of_hearts(running: Load, killed_s: float) -> None:
-    """As `expect_silence`, for when the reaper is stopped: the dead may still be listed."""
-    before = running.hearts()
-    while time.monotonic() - killed_s < WITHIN_S:
-        time.sleep(0.1)
-    stopped = running.hearts()
-    time.sleep(QUIET_S)
-    assert running.hearts() == stopped, f"something still writes; it had {before}"
+def test_a_file_tree_that_never_gets_built_does_not_keep_the_spawner_from_going_with_the_runtime(
+    tmp_path: Path,
+) -> None:
+    with load("local", tmp_path) as running:
+        stop_a_builder(running.facts["spawner"], running)
+        expect_silence(running, kill(running.process.pid))
+
+
+def stop_a_builder(spawner: int, running: Load) -> None:
+    """Stop a child of the spawner that builds a tree, so that the spawner waits for it."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        os.kill(spawner, signal.SIGSTOP)
+        builders = [child for child in children(spawner) if is_builder(child, spawner, running)]
+        for builder in builders:
+            os.kill(builder, signal.SIGSTOP)
+        os.kill(spawner, signal.SIGCONT)
+        if builders and sleeps_soon(spawner) and builders[0] in children(spawner):
+            return
+        time.sleep(0.001)  # let it get on; every stop finds it somewhere else
+    raise AssertionError("the spawner was never seen to wait for a file tree")
+
+
+def is_builder(child: int, spawner: int, running: Load) -> bool:
+    """Tell builders from processes that are just being parked: those have a PID namespace of their own."""
+    with suppress(OSError):  # it has ended meanwhile
+        here, there = (Path(f"/proc/{pid}/ns/pid").readlink() for pid in (spawner, child))
+        return here == there and bears(child, str(running.state))
+    return False
 
 
 def test_a_killed_init_takes_its_sandbox_along_and_no_other(kind: str, tmp_path: Path) -> None:
@@ -311,6 +329,21 @@ async def test_the_next_start_removes_what_a_killed_one_left(kind: str, tmp_path
     assert running.mounts() == []
     if kind.startswith("local") and os.geteuid() == 0:
         assert groups, "the load had groups of its own, which the test knew of"
+
+
+@pytest.mark.anyio
+async def test_nothing_is_left_of_a_check_that_was_killed(
+    cold: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with load(f"{cold}-checking", tmp_path) as running:
+        expect_silence(running, kill(running.process.pid))
+    async with (open_local_backend if cold == "local" else open_process_backend)(running.state):
+        pass
+    assert list(temporary.iterdir()) == []
+    assert folders_of(running.state) == []
 
 
 @pytest.mark.anyio

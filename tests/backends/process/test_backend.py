@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -127,6 +128,18 @@ async def test_an_entry_command_that_ignores_everything_is_killed(tmp_path: Path
         await sandbox.aclose()
 
 
+async def test_commands_start_with_default_signals_however_the_service_was_started(tmp_path: Path) -> None:
+    ignored = (signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1)  # as after nohup, or a shell's &
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        async with sandbox_in(tmp_path) as sandbox:
+            done = await sandbox.run(Command(argv=("grep", "SigIgn", "/proc/self/status"), env=ENV))
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+    assert done.stdout.split() == [b"SigIgn:", b"0" * 16]
+
+
 async def test_an_undrained_pipe_holds_up_nobody_else(tmp_path: Path) -> None:
     flood = Template(name="flood", command=shell("exec cat /dev/zero"))
     async with open_process_backend(tmp_path) as backend:
@@ -159,14 +172,17 @@ async def _cancel_after_steps(scope: anyio.CancelScope, steps: int) -> None:
 async def test_when_the_spawner_is_killed_every_sandbox_is_lost_and_says_so(tmp_path: Path) -> None:
     async with open_process_backend(tmp_path) as backend:
         sandbox = await start(backend)
-        spawner = int((await sandbox.run(shell("ps -o ppid= -p $(ps -o ppid= -p $PPID)"))).stdout)  # past its guard
-        os.kill(spawner, 9)
+        os.kill(parent_of(parent_of(sandbox.pid)), 9)  # past its guard
         with anyio.fail_after(30):
             await sandbox.wait_lost()
         with pytest.raises(BackendError, match="gone"):
             await sandbox.run(shell("true"))
         with pytest.raises(BackendError, match="spawner is gone"):
             await start(backend, "sb_2")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def test_the_service_killed_in_the_middle_of_a_load_leaves_no_process(tmp_path: Path) -> None:

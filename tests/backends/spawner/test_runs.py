@@ -34,10 +34,9 @@ def test_a_live_run_is_not_swept(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_the_folder_and_groups_of_a_run_that_was_killed_are_swept(tmp_path: Path) -> None:
     group = tmp_path / "group"
-    (group / "1").mkdir(parents=True)
     script = (
         "import os, sys; from headstart.backends.spawner.guest import runs\n"
-        f"run = runs.Run({str(tmp_path / 'base')!r}); run.note_cgroup({str(group)!r}); os.kill(os.getpid(), 9)"
+        f"run = runs.Run({str(tmp_path / 'base')!r}); run.make_cgroup({str(group)!r}); os.mkdir({str(group / '1')!r}); os.kill(os.getpid(), 9)"
     )
     killed = await anyio.run_process([sys.executable, "-c", script], check=False, env=os.environ)
     assert killed.returncode == -9
@@ -48,18 +47,63 @@ async def test_the_folder_and_groups_of_a_run_that_was_killed_are_swept(tmp_path
     run.remove()
 
 
-def test_empty_groups_of_dead_spawners_are_swept_and_no_others(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as dead:
-        dead.wait()
-    here = runs.pid_namespace()
-    stale, alive = f"x-run-{here}-{dead.pid}-1", f"x-run-{here}-{os.getpid()}-1"
-    others = f"x-run-{here + 1}-{dead.pid}-1"  # in another PID namespace: who knows
-    for name in (f"{stale}/2", f"{alive}/2", f"{others}/2", f"run-{here}-{dead.pid}-1", "x-run-other"):
+def test_a_group_is_remembered_before_it_is_made(tmp_path: Path) -> None:
+    run = runs.Run(str(tmp_path / "base"))
+    with pytest.raises(FileNotFoundError):
+        run.make_cgroup(str(tmp_path / "nowhere" / "group"))
+    assert Path(run.path, "cgroups").read_text() == f"{tmp_path}/nowhere/group\n"
+    run.remove()
+
+
+def test_groups_whose_spawner_is_dead_are_swept_if_they_are_empty_and_no_others(tmp_path: Path) -> None:
+    run = runs.Run(str(tmp_path / "base"))
+    run.make_cgroup(str(tmp_path / "x-run-alive"))
+    for name in ("x-run-alive/1", "x-run-stale/1", "x-run-busy/1", "run-stale", "x-other"):
         (tmp_path / name).mkdir(parents=True)
-    busy = tmp_path / f"x-run-{here}-{dead.pid}-2" / "3"
-    busy.mkdir(parents=True)
-    (busy / "stands for a member").touch()
+    (tmp_path / "x-run-busy" / "1" / "stands for a member").touch()
     runs.sweep_cgroups(str(tmp_path), "x-")
-    assert {entry.name for entry in tmp_path.iterdir()} == {
-        alive, others, f"run-{here}-{dead.pid}-1", "x-run-other", busy.parent.name,
-    }  # fmt: skip
+    assert {entry.name for entry in tmp_path.iterdir()} == {"base", "x-run-alive", "x-run-busy", "run-stale", "x-other"}
+    assert (tmp_path / "x-run-alive" / "1").exists()
+    run.remove()
+    assert not (tmp_path / "x-run-alive").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another PID namespace needs root")
+def test_a_spawner_in_another_pid_namespace_keeps_its_groups_while_it_lives_and_no_longer(tmp_path: Path) -> None:
+    group = tmp_path / "x-run-1-elsewhere"
+    script = (
+        "import os, sys; from headstart.backends.spawner.guest import runs\n"
+        f"run = runs.Run({str(tmp_path / 'base')!r}); run.make_cgroup({str(group)!r})\n"
+        "print(os.getpid(), flush=True); sys.stdin.read(); os.kill(os.getpid(), 9)"
+    )
+    elsewhere = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", script]
+    with subprocess.Popen(elsewhere, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as spawner:
+        assert spawner.stdout is not None
+        assert spawner.stdin is not None
+        assert spawner.stdout.readline() == "1\n"
+        runs.sweep_cgroups(str(tmp_path), "x-")
+        assert group.exists()
+        spawner.stdin.close()
+        spawner.wait(30)
+        runs.sweep_cgroups(str(tmp_path), "x-")
+        assert not group.exists()
+
+
+def test_a_group_that_is_swept_while_it_is_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs.Run(str(tmp_path / "base"))
+    group = tmp_path / "x-run-new"
+    make, made = os.mkdir, list[str]()
+
+    def make_and_lose(path: str, mode: int) -> None:
+        make(path, mode)
+        made.append(path)
+        if len(made) == 1:
+            runs.sweep_cgroups(str(tmp_path), "x-")
+
+    monkeypatch.setattr(os, "mkdir", make_and_lose)
+    run.make_cgroup(str(group))
+    monkeypatch.undo()
+    assert made == [str(group)] * 2
+    runs.sweep_cgroups(str(tmp_path), "x-")
+    assert group.exists()
+    run.remove()

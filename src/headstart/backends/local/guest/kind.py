@@ -14,6 +14,7 @@ import errno
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import time
@@ -29,6 +30,7 @@ __all__ = ["LocalKind", "make_kind"]
 _PARKED = 4
 _GROUP_PREFIX = "headstart-"
 _GROUP_RETRY_S = 0.002
+_BUILD_S = 30
 _REFILL_SOON_S, _REFILL_LATER_S = 0.004, 0.05
 """Attaching holds up every fork on the machine for a moment, so not while a sandbox is starting …"""
 
@@ -59,11 +61,13 @@ class LocalKind:
     Args:
         settings: `base` (folder for runs), `cgroups` (list of folders in which to make the
             run's own group; may be empty), `privileged` (whether we are root).
+        service: A descriptor that hangs up when the service is gone.
     """
 
     grace_s = 0.0
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], service: int) -> None:
+        self._service = service
         self._run = runs.Run(settings["base"])
         self._staging = self._run.path + "/staging"
         os.mkdir(self._staging, 0o700)
@@ -91,8 +95,7 @@ class LocalKind:
             runs.sweep_cgroups(parent, _GROUP_PREFIX)
         groups = [f"{parent}/{_GROUP_PREFIX}{self._run.name}" for parent in parents]
         for group in groups:
-            self._run.note_cgroup(group)
-            os.mkdir(group, 0o755)
+            self._run.make_cgroup(group)
         return groups
 
     # ------------------------------------------------------------ templates
@@ -106,8 +109,7 @@ class LocalKind:
             self._build_tree(plan, write_end, spawner)
         os.close(write_end)
         try:
-            with open(read_end, "rb", closefd=False) as told:
-                outcome = json.loads(told.readline() or b'{"error": "building the file tree ended early"}')
+            outcome = self._outcome_of_building(read_end)
             if "error" in outcome:
                 raise OSError(outcome["error"])
             mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -117,6 +119,17 @@ class LocalKind:
             os.close(read_end)
         self._templates[template] = _Template(mounts, plan["sandbox"])
         return {"notes": outcome["notes"]}
+
+    def _outcome_of_building(self, told: int) -> dict[str, Any]:
+        """Wait for what a builder tells, but not for one that hangs (in a dead network mount, say)."""
+        poll = select.poll()
+        poll.register(told, select.POLLIN)
+        poll.register(self._service, 0)  # a hang-up is always told
+        ready = [descriptor for descriptor, _ in poll.poll(_BUILD_S * 1000)]
+        if told not in ready:
+            return {"error": f"building the file tree took longer than {_BUILD_S} s; is a mount's source unreachable?"}
+        with open(told, "rb", closefd=False) as line:
+            return json.loads(line.readline() or b'{"error": "building the file tree ended early"}')
 
     def _build_tree(self, plan: dict[str, Any], told: int, spawner: int) -> NoReturn:
         try:
@@ -321,6 +334,6 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def make_kind(settings: dict[str, Any]) -> LocalKind:
+def make_kind(settings: dict[str, Any], service: int) -> LocalKind:
     """Make the kind; see `LocalKind`."""
-    return LocalKind(settings)
+    return LocalKind(settings, service)

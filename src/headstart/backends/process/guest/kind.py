@@ -77,6 +77,6 @@ class ProcessKind:
         self._run.remove()
 
 
-def make_kind(settings: dict[str, Any]) -> ProcessKind:
+def make_kind(settings: dict[str, Any], service: int) -> ProcessKind:  # noqa: ARG001  the protocol's
     """Make the kind; `settings` is `{"base": folder for runs}`."""
     return ProcessKind(settings)

@@ -35,7 +35,7 @@ _ABOVE_ANY_STDIO = 256
 
 
 def reset_signals() -> None:
-    """Give signals back what Python (SIGINT, SIGPIPE) and we (SIGCHLD) changed."""
+    """Give signals back what Python (SIGINT, SIGPIPE, SIGXFSZ) and the spawner (the others) changed."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

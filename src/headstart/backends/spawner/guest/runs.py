@@ -5,6 +5,11 @@ long as its spawner lives; the kernel lets go of the lock however the spawner en
 whose lock is free is therefore stale. The file `cgroups` in it lists the run's control
 groups, one path a line. Making and sweeping folders happens under the base's own lock, so
 that a folder is never seen between its making and its locking.
+
+A run locks its control groups (the folders themselves) in the same way. Groups of all
+services lie side by side, also of those in other PID namespaces, where a pid tells
+nothing; a lock does. Whoever makes a group looks, once it holds the lock, whether the group is
+still there: a sweep may have been in between.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ import shutil
 import signal
 import time
 
-__all__ = ["Run", "pid_namespace", "remove_cgroup", "remove_tree", "remove_trees", "sweep_cgroups"]
+__all__ = ["Run", "remove_cgroup", "remove_tree", "remove_trees", "sweep_cgroups"]
 
 _PREFIX = "run-"
+_TRIES, _PAUSE_S = 100, 0.01
 
 
 class Run:
@@ -29,21 +35,34 @@ class Run:
         with open(base + "/sweep.lock", "a", opener=_private) as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             _sweep(base)
-            self.name = f"{_PREFIX}{pid_namespace()}-{os.getpid()}-{os.urandom(4).hex()}"
+            self.name = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
             self.path = os.path.join(base, self.name)
             os.mkdir(self.path, 0o700)
             self._lock = os.open(self.path + "/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._held_groups: list[int] = []
 
-    def note_cgroup(self, path: str) -> None:
-        """Remember a control group, before it is made."""
+    def make_cgroup(self, path: str) -> None:
+        """Make a control group that is remembered, and nobody else's to sweep while this process lives."""
         with open(self.path + "/cgroups", "a", opener=_private) as listing:
             listing.write(path + "\n")
+        for _ in range(_TRIES):
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                pass  # the try before has made it, and a sweep has not taken it away yet
+            held = _hold(path)
+            if held is not None:
+                self._held_groups.append(held)
+                return
+            time.sleep(_PAUSE_S)
+        raise OSError(errno.EBUSY, f"{path}: somebody else keeps it locked")
 
     def remove(self) -> None:
         """Remove the folder and the control groups; nothing of the run may live any more."""
         _remove_run(self.path)
-        os.close(self._lock)
+        for held in (*self._held_groups, self._lock):
+            os.close(held)
 
 
 def _private(path: str, flags: int) -> int:
@@ -131,27 +150,41 @@ def remove_cgroup(path: str, *, patience_s: float = 0.5) -> bool:
             return True
 
 
-def pid_namespace() -> int:
-    """Return the number of our PID namespace: a pid means nothing without it."""
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
 def sweep_cgroups(parent: str, prefix: str) -> None:
-    """Remove empty groups `<prefix>run-<namespace>-<pid>-…` whose spawner is dead, whatever folder its run had.
+    """Remove empty groups `<prefix>run-…` whose spawner is dead, whatever folder its run had.
 
-    Only those of our own PID namespace: whether somebody else's spawner lives cannot be
-    seen from here, and its groups may be empty because it has only just made them.
     Nothing is killed: a group that is in use is busy and stays.
     """
-    start = f"{prefix}{_PREFIX}{pid_namespace()}-"
     for name in os.listdir(parent):
-        pid = name[len(start) :].partition("-")[0]
-        if name.startswith(start) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            for folder, _, _ in os.walk(os.path.join(parent, name), topdown=False):
-                try:
-                    os.rmdir(folder)
-                except OSError:
-                    pass  # busy, or somebody else's sweep was faster
+        if name.startswith(prefix + _PREFIX):
+            held = _hold(os.path.join(parent, name))
+            if held is not None:
+                _remove_empty(os.path.join(parent, name))
+                os.close(held)
+
+
+def _hold(group: str) -> int | None:
+    """Return a descriptor that keeps a group locked; None if somebody else does, or it is gone."""
+    try:
+        held = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(group), os.fstat(held)):
+            return held
+    except OSError:
+        pass  # it is somebody else's, or has been swept
+    os.close(held)
+    return None
+
+
+def _remove_empty(group: str) -> None:
+    for folder, _, _ in os.walk(group, topdown=False):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            pass  # busy
 
 
 def _kill_members(path: str) -> None:

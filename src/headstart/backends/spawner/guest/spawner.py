@@ -232,21 +232,29 @@ def _do_nothing(number: int, frame: object) -> None:
     """Be a handler, so that the wake-up descriptor is written."""
 
 
+_NOT_RESET = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
+"""Nobody can, or Python itself ignores them, for good reason."""
+
+
 def main() -> None:
     """Serve on descriptor 0; `argv` is this module, the kind's module and its settings as JSON."""
     control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 64)
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nothing, 0)
     os.close(nothing)
+    for number in signal.valid_signals() - _NOT_RESET:
+        signal.signal(number, signal.SIG_DFL)  # nohup, or a shell's &, had the service ignore some: sandboxes do not
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C is for the service, which then closes us
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     wire = Wire(socket.socket(fileno=control))
     try:
-        kind: Kind = importlib.import_module(sys.argv[1]).make_kind(json.loads(sys.argv[2]))
+        kind: Kind = importlib.import_module(sys.argv[1]).make_kind(json.loads(sys.argv[2]), control)
     except OSError as error:
         wire.send({"event": "unavailable", "error": str(error)})
         sys.exit(1)
+    # When the service dies, a spawner that somebody has stopped goes on, sees it, and ends.
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGCONT)  # only now: who becomes root of an own namespace loses it
     gc.collect()
     gc.freeze()
     gc.disable()
