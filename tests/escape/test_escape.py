@@ -171,7 +171,8 @@ FILES = [
         script="attempt(lambda: call(304, -100, ctypes.create_string_buffer(128), 0))",
         control=(
             "h = ctypes.create_string_buffer(b'\\x78\\0\\0\\0' + bytes(140)); m = ctypes.c_int(0)\n"
-            "call(303, -100, b'/etc', h, ctypes.byref(m), 0); d = os.open('/', os.O_RDONLY)\n"
+            "bait = FACTS['bait']  # an overlay, say a container's root, gives no handles\n"
+            "call(303, -100, bait.encode(), h, ctypes.byref(m), 0); d = os.open(bait, os.O_RDONLY)\n"
             "attempt(lambda: call(304, d, h, 0))"
         ),
         reasons=DENIED,
@@ -583,11 +584,11 @@ class Bait:
 
 
 @pytest.fixture(scope="module")
-def ground() -> Generator[Path]:
+def ground(mappable_base: Path) -> Path:
     """A folder that an ordinary user reaches too, which pytest's own are not."""
-    with tempfile.TemporaryDirectory(prefix="headstart-escape-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
+    folder = Path(tempfile.mkdtemp(prefix="escape-", dir=mappable_base))
+    folder.chmod(0o755)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -162,12 +162,12 @@ async def test_names_without_a_network_and_a_terminal_work(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", list(MountMode))
-async def test_a_mount_is_read_and_written_as_its_mode_says(tmp_path: Path, mode: MountMode) -> None:
-    source = tmp_path / "project"
+async def test_a_mount_is_read_and_written_as_its_mode_says(mappable_path: Path, mode: MountMode) -> None:
+    source = mappable_path / "project"
     (source / "folder").mkdir(parents=True)
     (source / "folder" / "file").write_text("old")
     mount = Mount(source=source, target=Path("/project"), mode=mode)
-    async with sandbox_in(tmp_path / "state", template(mount)) as sandbox:
+    async with sandbox_in(mappable_path / "state", template(mount)) as sandbox:
         assert await output(sandbox, "cat /project/folder/file") == "old"
         written = (await sandbox.run(shell("echo new > /project/folder/file; touch /project/made"))).status.code == 0
         inside = await output(sandbox, "cat /project/folder/file")
@@ -181,11 +181,11 @@ async def test_a_mount_is_read_and_written_as_its_mode_says(tmp_path: Path, mode
         assert (source / "made").stat().st_uid == os.geteuid()
 
 
-async def test_an_overlay_is_each_sandboxs_own_and_can_delete_what_it_covers(tmp_path: Path) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "file").write_text("old")
-    mount = Mount(source=tmp_path / "project", target=Path("/project"), mode=MountMode.OVERLAY)
-    async with backend_in(tmp_path / "state") as backend:
+async def test_an_overlay_is_each_sandboxs_own_and_can_delete_what_it_covers(mappable_path: Path) -> None:
+    (mappable_path / "project").mkdir()
+    (mappable_path / "project" / "file").write_text("old")
+    mount = Mount(source=mappable_path / "project", target=Path("/project"), mode=MountMode.OVERLAY)
+    async with backend_in(mappable_path / "state") as backend:
         prepared = await backend.prepare(template(mount))
         first = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
         second = await backend.start(prepared, Identity(sandbox=SandboxId("sb_2")))
@@ -209,13 +209,13 @@ async def test_a_missing_mount_is_an_error_that_names_it(tmp_path: Path) -> None
 
 
 @as_root
-async def test_files_of_another_user_are_the_sandboxs_where_they_are_mounted(tmp_path: Path) -> None:
-    project = tmp_path / "project"
+async def test_files_of_another_user_are_the_sandboxs_where_they_are_mounted(mappable_path: Path) -> None:
+    project = mappable_path / "project"
     project.mkdir(mode=0o700)
     os.chown(project, 4321, 4321)
     mount = Mount(source=project, target=Path("/project"), mode=MountMode.READ_WRITE)
-    async with sandbox_in(tmp_path / "state", template(mount)) as sandbox:
-        assert await output(sandbox, "stat -c %u /project; touch /project/made; stat -c %u /usr") == "1000\n0"
+    async with sandbox_in(mappable_path / "state", template(mount)) as sandbox:
+        assert await output(sandbox, "stat -c %u /project; touch /project/made") == "1000"
     assert (project / "made").stat().st_uid == 4321
 
 
@@ -442,12 +442,12 @@ async def test_a_machine_that_cannot_is_told_what_is_missing(tmp_path: Path) -> 
             pass
 
 
-async def test_the_services_own_state_shows_in_no_mount(tmp_path: Path) -> None:
-    state = tmp_path / "state"
+async def test_the_services_own_state_shows_in_no_mount(mappable_path: Path) -> None:
+    state = mappable_path / "state"
     mounts = [
-        Mount(source=tmp_path, target=Path("/seen"), mode=MountMode.READ_ONLY),
-        Mount(source=tmp_path, target=Path("/covered"), mode=MountMode.OVERLAY),
-        Mount(source=tmp_path, target=Path("/tmp/seen"), mode=MountMode.READ_WRITE),
+        Mount(source=mappable_path, target=Path("/seen"), mode=MountMode.READ_ONLY),
+        Mount(source=mappable_path, target=Path("/covered"), mode=MountMode.OVERLAY),
+        Mount(source=mappable_path, target=Path("/tmp/seen"), mode=MountMode.READ_WRITE),
     ]
     async with sandbox_in(state, template(*mounts)) as sandbox:
         (state / "secret").write_text("x")
@@ -480,7 +480,9 @@ async def test_a_mount_whose_ids_cannot_be_mapped_is_told_as_weaker(
     unmappable = Path("/sys/kernel")  # sysfs has no id-mapped mounts
     shown = template(Mount(source=unmappable, target=Path("/shown")))
     async with backend_in(tmp_path) as backend:
+        await (await backend.prepare(template())).aclose()  # the system's folders may be as weak
         before = backend.capabilities.weaker
+        caplog.clear()
         for _ in range(2):
             await (await backend.prepare(shown)).aclose()
         [told] = [line for line in backend.capabilities.weaker if line not in before]
