@@ -480,14 +480,22 @@ async def test_a_mount_whose_ids_cannot_be_mapped_is_told_as_weaker(
     unmappable = Path("/sys/kernel")  # sysfs has no id-mapped mounts
     shown = template(Mount(source=unmappable, target=Path("/shown")))
     async with backend_in(tmp_path) as backend:
-        await (await backend.prepare(template())).aclose()  # the system's folders may be as weak
         before = backend.capabilities.weaker
-        caplog.clear()
         for _ in range(2):
             await (await backend.prepare(shown)).aclose()
         [told] = [line for line in backend.capabilities.weaker if line not in before]
     assert told.startswith("/sys/kernel: ids cannot be mapped (")
     assert caplog.messages == [told]
+
+
+@as_root
+async def test_system_folders_whose_ids_cannot_be_mapped_are_no_weaker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstart.backends.local.layout._SYSTEM_FOLDERS", ("/usr", "/bin", "/sys/kernel"))
+    async with backend_in(tmp_path) as backend:
+        await (await backend.prepare(template())).aclose()
+        assert not [line for line in backend.capabilities.weaker if "ids cannot be mapped" in line]
 
 
 async def test_on_the_hosts_network_the_services_own_port_is_refused_and_others_are_not(tmp_path: Path) -> None:

@@ -86,10 +86,15 @@ def id_mapped_mounts() -> Finding:
     if os.geteuid() != 0:
         return MISSING, "only root can make them", "run as root"
     _private_mounts()
-    namespace = _foreign_user_namespace()
-    tree = syscalls.open_tree("/", syscalls.OPEN_TREE_CLONE)
-    syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_IDMAP, userns=namespace)
-    return OK, f"the root file system ({_filesystem_of('/')}) can be id-mapped", None
+    namespace, kind = _foreign_user_namespace(), _filesystem_of("/")
+    try:
+        _map_ids("/", namespace)
+    except OSError:
+        syscalls.mount("tmpfs", SCRATCH, "tmpfs")
+        _map_ids(SCRATCH, namespace)
+        found = f"the root file system ({kind}) cannot be id-mapped, others can"
+        return WEAK, found, "keep what servers are to own on another file system: ext4, xfs, btrfs, tmpfs; a volume"
+    return OK, f"the root file system ({kind}) can be id-mapped", None
 
 
 def pidfd() -> Finding:
@@ -278,6 +283,12 @@ def _overlay(options: str) -> None:
     syscalls.mount("overlay", f"{SCRATCH}/merged", "overlay", 0, layers)
     with open(f"{SCRATCH}/merged/headstart-probe", "w"):
         pass
+
+
+def _map_ids(path: str, namespace: int) -> None:
+    tree = syscalls.open_tree(path, syscalls.OPEN_TREE_CLONE)
+    syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_IDMAP, userns=namespace)
+    os.close(tree)
 
 
 def _foreign_user_namespace() -> int:

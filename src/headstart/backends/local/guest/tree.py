@@ -157,4 +157,5 @@ def _map_ids(mount: int, bind: dict[str, Any], maps: _IdMaps, notes: list[str]) 
     try:
         syscalls.mount_setattr(mount, syscalls.MOUNT_ATTR_IDMAP, userns=namespace)
     except OSError as error:  # not every file system can; then only what is world-readable shows
-        notes.append("{}: ids cannot be mapped ({})".format(bind["source"], error.strerror))
+        if bind["owned"]:  # of the system's folders, nothing else shows anyway
+            notes.append("{}: ids cannot be mapped ({})".format(bind["source"], error.strerror))
