@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -45,6 +46,17 @@ async def test_the_folder_and_groups_of_a_run_that_was_killed_are_swept(tmp_path
     assert [folder.name for folder in (tmp_path / "base").glob("run-*")] == [run.name]
     assert not group.exists()
     run.remove()
+
+
+def test_a_start_does_not_wait_for_ever_behind_one_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_PAUSE_S", 0.0001)
+    with (tmp_path / "sweep.lock").open("w") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="another start there does not get on"):
+            runs.Run(str(tmp_path))
+    runs.Run(str(tmp_path)).remove()
 
 
 def test_a_group_is_remembered_before_it_is_made(tmp_path: Path) -> None:

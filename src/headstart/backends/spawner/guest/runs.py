@@ -24,16 +24,20 @@ import time
 __all__ = ["Run", "remove_cgroup", "remove_tree", "remove_trees", "sweep_cgroups"]
 
 _PREFIX = "run-"
-_TRIES, _PAUSE_S = 100, 0.01
+_TRIES, _PAUSE_S = 1000, 0.01
 
 
 class Run:
-    """This run's folder; making it first sweeps stale ones."""
+    """This run's folder; making it first sweeps stale ones.
+
+    Raises:
+        OSError: It cannot be made, or somebody else has been making or sweeping one for 10 s.
+    """
 
     def __init__(self, base: str) -> None:
         os.makedirs(base, mode=0o700, exist_ok=True)
         with open(base + "/sweep.lock", "a", opener=_private) as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
+            _lock_soon(guard.fileno(), base)
             _sweep(base)
             self.name = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
             self.path = os.path.join(base, self.name)
@@ -63,6 +67,16 @@ class Run:
         _remove_run(self.path)
         for held in (*self._held_groups, self._lock):
             os.close(held)
+
+
+def _lock_soon(descriptor: int, what: str) -> None:
+    """Lock, but do not outlive our service because somebody else holds the lock and is stopped."""
+    for _ in range(_TRIES):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PAUSE_S)
+    raise OSError(errno.EBUSY, f"{what}: another start there does not get on")
 
 
 def _private(path: str, flags: int) -> int:

@@ -251,7 +251,10 @@ def main() -> None:
     try:
         kind: Kind = importlib.import_module(sys.argv[1]).make_kind(json.loads(sys.argv[2]), control)
     except OSError as error:
-        wire.send({"event": "unavailable", "error": str(error)})
+        try:
+            wire.send({"event": "unavailable", "error": str(error)})
+        except PeerGone:
+            pass  # the service has ended meanwhile
         sys.exit(1)
     # When the service dies, a spawner that somebody has stopped goes on, sees it, and ends.
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGCONT)  # only now: who becomes root of an own namespace loses it
