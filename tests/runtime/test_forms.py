@@ -121,6 +121,46 @@ async def test_a_choice_is_remembered_and_its_zygote_made_again(
     assert asked.checked == ["notes"]
 
 
+class OneAtATime(Checker):
+    """Fails if two trials run at once: they would measure each other."""
+
+    running = 0
+
+    async def __call__(self, template: Template, check: FormCheck) -> CheckedForm:
+        self.running += 1
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+            assert self.running == 1
+        self.running -= 1
+        return await super().__call__(template, check)
+
+
+async def test_servers_are_tried_one_at_a_time_and_their_zygotes_made_again_at_once(
+    open_service: OpenService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = OneAtATime(zygote())
+    monkeypatch.setattr(forms, "choose_form", asked)
+    servers = [scripted(name, tmp_path) for name in ("one", "two")]
+    pool = PoolSettings(mode=PoolMode.ON_DEMAND, starts_at_once=2)
+    programs = dict.fromkeys(("mcp-one", "mcp-two"), SCRIPT.program)
+    async with FakeBackend(programs=programs, zygotes=True) as backend:
+        async with open_service(*servers, pool=pool, backend=backend) as service:
+            for server in servers:
+                await service.catalogue(server.name, scope())
+            with anyio.fail_after(5):
+                await service.wait_prepared()
+    assert sorted(asked.checked) == ["one", "two"]
+    async with FakeBackend(programs=programs, zygotes=True) as backend:
+        hold = backend.hold("prepare", "one")
+        async with open_service(*servers, pool=pool, backend=backend) as service:
+            with anyio.fail_after(5):
+                await hold.wait_reached()
+                while [zygote.server for zygote in (await service.statistics()).zygotes] != ["two"]:
+                    await anyio.lowlevel.checkpoint()
+            hold.release()
+    assert sorted(asked.checked) == ["one", "two"]
+
+
 async def test_a_server_that_starts_cold_says_why(scene: OpenScene, checker: Callable[[CheckedForm], Checker]) -> None:
     checker(cold())
     async with scene() as (service, _):

@@ -1,9 +1,10 @@
 """From what each server is started, why, and the zygotes that are kept for it.
 
-Choosing (`zygotes.choose_form`) starts a server several times, so it is done once per
-launch spec, one server at a time, in the background or by `headstart init`; what was
-chosen is remembered. Until a zygote stands ready, its server starts cold: a start never
-waits for one.
+Choosing (`zygotes.choose_form`) starts a server several times and measures it, so it is done
+once per launch spec, one server at a time, in the background or by `headstart init`; what
+was chosen is remembered. Zygotes that are only made again are made as many at once as there
+are start slots. Until a zygote stands ready, its server starts cold: a start never waits
+for one.
 
 Zygotes hold memory. They may hold `ZYGOTE_SHARE` of the budget; the pool decides about the
 rest, so the two together never pass it.
@@ -12,6 +13,7 @@ rest, so the two together never pass it.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,7 +70,9 @@ class Forms:
     def __init__(self, parts: FormParts) -> None:
         self._parts = parts
         self._send, self._waiting = anyio.create_memory_object_stream[tuple[PrincipalId, ResourceId]](MAX_WAITING)
-        self._lock = anyio.Lock()
+        self._deciding: dict[tuple[PrincipalId, ResourceId], anyio.Lock] = {}
+        self._checking = anyio.Lock()
+        self._counting = anyio.Lock()
         self._failures: dict[tuple[PrincipalId, ResourceId], int] = {}
         self._undecided = 0
         self._settled = anyio.Event()
@@ -112,20 +116,25 @@ class Forms:
             self._undecided += 1
 
     async def run(self) -> None:
-        """Choose for those that were to be considered, one after the other."""
+        """Choose for those that were to be considered, in the order in which they were."""
         with self._send, self._waiting:
-            async for principal, server in self._waiting:
-                try:
-                    await self.decide(principal, server)
-                except (BackendError, ServerUnavailable) as exc:
-                    self._could_not_choose(principal, server, str(exc))
-                except Exception as exc:  # noqa: BLE001 a supervised task: one server's trouble must not end the others
-                    _log.exception("the choice for %s failed", server)
-                    self._could_not_choose(principal, server, f"headstart failed at choosing: {exc!r}")
-                finally:
-                    self._undecided -= 1
-                    self._settled.set()
-                    self._settled = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(self._parts.pool.starts_at_once or os.cpu_count() or 1):
+                    tasks.start_soon(self._run_one_by_one)
+
+    async def _run_one_by_one(self) -> None:
+        async for principal, server in self._waiting:
+            try:
+                await self.decide(principal, server)
+            except (BackendError, ServerUnavailable) as exc:
+                self._could_not_choose(principal, server, str(exc))
+            except Exception as exc:  # noqa: BLE001 a supervised task: one server's trouble must not end the others
+                _log.exception("the choice for %s failed", server)
+                self._could_not_choose(principal, server, f"headstart failed at choosing: {exc!r}")
+            finally:
+                self._undecided -= 1
+                self._settled.set()
+                self._settled = anyio.Event()
 
     async def recheck(self) -> None:
         """Make the zygotes again whose program has changed on disk."""
@@ -214,7 +223,7 @@ class Forms:
     async def decide(self, principal: PrincipalId, server: ResourceId) -> FormChoice:
         """Choose, unless it is chosen; make the zygote, unless it stands ready."""
         settings = self._parts.servers.get(server)
-        async with self._lock:
+        async with self._deciding.setdefault((principal, server), anyio.Lock()):
             refusal = self._refusal(settings)
             if refusal is not None:
                 choice = FormChoice(form=PrepareForm.COLD, reason=refusal)
@@ -260,16 +269,18 @@ class Forms:
             clock=self._parts.clock,
             ids=self._parts.ids,
         )
-        checked = await choose_form(spec.template, check)
+        async with self._checking:
+            checked = await choose_form(spec.template, check)
         self._parts.store.choose_form(principal, spec.digest, checked.stored())
         return checked
 
     async def _within_budget(self, principal: PrincipalId, spec: LaunchSpec, choice: FormChoice) -> FormChoice:
-        held = sum(zygote.memory_bytes for zygote in await self._parts.preparations.zygotes())
         allowed = self._parts.pool.memory_mb * 1_000_000 * ZYGOTE_SHARE
-        if held <= allowed:
-            return choice
-        await self._parts.preparations.drop(_key(principal, spec))
+        async with self._counting:  # of two that are one too many together, one goes
+            held = sum(zygote.memory_bytes for zygote in await self._parts.preparations.zygotes())
+            if held <= allowed:
+                return choice
+            await self._parts.preparations.drop(_key(principal, spec))
         reason = f"zygotes would hold {held / 1e6:.0f} MB; {allowed / 1e6:.0f} MB of pool.memory_mb are theirs"
         return FormChoice(form=PrepareForm.COLD, reason=reason)
 
