@@ -142,13 +142,15 @@ async def test_servers_are_tried_one_at_a_time_and_their_zygotes_made_again_at_o
     monkeypatch.setattr(forms, "choose_form", asked)
     servers = [scripted(name, tmp_path) for name in ("one", "two")]
     pool = PoolSettings(mode=PoolMode.ON_DEMAND, starts_at_once=2)
-    programs = dict.fromkeys(("mcp-one", "mcp-two"), SCRIPT.program)
-    async with FakeBackend(programs=programs, zygotes=True) as backend:
-        async with open_service(*servers, pool=pool, backend=backend) as service:
-            for server in servers:
-                await service.catalogue(server.name, scope())
-            with anyio.fail_after(5):
-                await service.wait_prepared()
+    programs = {f"mcp-{server.name}": SCRIPT.program for server in servers}
+    async with (
+        FakeBackend(programs=programs, zygotes=True) as backend,
+        open_service(*servers, pool=pool, backend=backend) as service,
+    ):
+        for server in servers:
+            await service.catalogue(server.name, scope())
+        with anyio.fail_after(5):
+            await service.wait_prepared()
     assert sorted(asked.checked) == ["one", "two"]
     async with FakeBackend(programs=programs, zygotes=True) as backend:
         hold = backend.hold("prepare", "one")

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -96,13 +97,49 @@ async def test_a_server_on_the_sdk_forks_and_the_checked_zygote_is_handed_over(
 ) -> None:
     async with chosen(make_template(tmp_path, server=SDK_SERVER), check) as form:
         assert form.form is PrepareForm.ZYGOTE
-        assert form.reason.startswith("forks with ")
+        assert form.reason.startswith("forks at its event loop with ")
         assert form.preload is not None
         assert {"mcp.server", "pydantic"} <= set(form.preload.modules)
         assert form.prepared is not None
         assert form.prepared.form is PrepareForm.ZYGOTE
         assert form.zygote_start_s is not None  # the check was passed; how much is won, the bench measures
         assert form.cold_start_s is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "said", "words"),
+    [
+        ("import secrets\nnonce = secrets.token_hex(4)", "'same'", "before its main (random takes random bytes)"),
+        (
+            "import ctypes, os\nborn = ctypes.CDLL(None).getpid()",
+            "str(born == os.getpid())",
+            "before its main (a fork answers look differently than a cold start)",
+        ),
+        ("import sys\nearly = sys.stdin.isatty()", "str(early)", "at its event loop"),
+        ("with open('/etc/passwd') as file:\n    users = file.read()", "'same'", "at its event loop"),
+    ],
+)
+async def test_what_a_program_does_before_its_event_loop_decides_whether_the_zygote_does_it(
+    tmp_path: Path, check: FormCheck, before: str, said: str, words: str
+) -> None:
+    server = SDK_SERVER.replace('"same"', said).replace(
+        "    server.run()", indent(before, "    ") + "\n    server.run()"
+    )
+    async with chosen(make_template(tmp_path, server=server), check) as form:
+        assert form.form is PrepareForm.ZYGOTE
+        assert words in form.reason
+
+
+async def test_a_program_that_looks_at_what_is_mounted_for_it_does_so_in_every_fork(
+    tmp_path: Path, check: FormCheck
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    server = SDK_SERVER.replace("    server.run()", f"    import os\n    os.listdir({str(data)!r})\n    server.run()")
+    (program := tmp_path / "program").mkdir()
+    async with chosen(make_template(program, server=server), check) as form:
+        assert form.form is PrepareForm.ZYGOTE
+        assert f"before its main (__main__ looks at {data})" in form.reason
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ class Preload:
         args: What follows the entry on its command line.
         options: The interpreter's own options (`-u`, `-X utf8`).
         cwd: Where its launcher changes to before it starts the program, if it does (`uv --directory`).
+        advance: Run the program's own code, too, up to the moment when it makes its event loop.
     """
 
     interpreter: str
@@ -106,6 +107,7 @@ class Preload:
     args: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     cwd: str | None = None
+    advance: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,8 @@ class Capabilities:
     zygotes: bool = False
     network: frozenset[Network] = frozenset({Network.HOST})
     limits: bool = False
+    private_folders: bool = False
+    """Home, /tmp and /var/tmp are each sandbox's own, at the same paths in all, and begin empty."""
     weaker: tuple[str, ...] = ()
     """One line each: what is weaker here than the backend's best, and the cure."""
 

@@ -9,10 +9,12 @@ were seen to have different (home and temporary folders, for a backend without m
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePath
 
+from headstart.backends.contract import Template
 from headstart.backends.zygote import PreloadReport, Recording
 
-__all__ = ["reason_to_start_cold"]
+__all__ = ["reason_to_start_cold", "reason_to_stay_before_main"]
 
 OLDEST_PYTHON = (3, 8)
 
@@ -26,6 +28,27 @@ def reason_to_start_cold(recording: Recording, report: PreloadReport, session_en
         or _session_specific(recording, report, frozenset(session_env))
         or _set_by_program(recording, report)
     )
+
+
+def reason_to_stay_before_main(report: PreloadReport, template: Template, *, private_folders: bool) -> str | None:
+    """Return the first reason why a zygote must not run the program's own code up to its event loop; None if it may.
+
+    Imports are code that is the same in every process; what comes after them may depend on the moment.
+    """
+    mounted = tuple(str(mount.target) for mount in template.mounts) if private_folders else ("/",)
+    begin_empty = (template.private_home, "/tmp", "/var/tmp")  # noqa: S108 the sandbox's own
+    for what, module in report.drew.items():
+        return f"{module} takes {what}" if module != "?" else f"it takes {what}"
+    for program, module in report.programs.items():
+        return f"{module} runs {program}"
+    for path, module in report.looked_at.items():
+        if _is_within(path, mounted) or not _is_within(path, begin_empty):
+            return f"{module} looks at {path}"
+    return None
+
+
+def _is_within(path: str, folders: Iterable[str]) -> bool:
+    return any(PurePath(path).is_relative_to(folder) for folder in folders)
 
 
 def _wrong_interpreter(recording: Recording) -> str | None:

@@ -2,11 +2,14 @@
 
 1. Start it cold under a recorder: its lists, one READ call, and what it has imported.
 2. Import the same in a preloader that is only looked at: what did importing read, write, start?
-3. Prepare a real zygote and start two sandboxes from it: lists and call must equal the cold ones.
+3. Run its own code up to its event loop in another such preloader: would it do there what each
+   start must do anew? If not, that part is the zygote's, too.
+4. Prepare a real zygote and start two sandboxes from it: lists and call must equal the cold ones.
+   Where they do not, try once more with a zygote that only imports.
 
 Whatever speaks against it makes the form `cold`, with the reason in plain words. A backend
 is used through its contract only, so what was checked is what will run. The recorder and
-the preloader of steps 1 and 2 are ordinary commands in sandboxes; they reach us over a
+the preloaders of steps 2 and 3 are ordinary commands in sandboxes; they reach us over a
 socket that they are born with, so that nothing of a check is ever on the disk.
 """
 
@@ -41,15 +44,17 @@ from headstart.core.events import PrepareForm
 from headstart.errors import BackendError
 from headstart.ids import IdSource, RandomIds, SandboxId
 from headstart.runtime.store import FormChoice
-from headstart.runtime.zygote_reasons import reason_to_start_cold
+from headstart.runtime.zygote_reasons import reason_to_start_cold, reason_to_stay_before_main
 from headstart.runtime.zygote_trial import Trial, TrialFailed, difference, try_server
 
 __all__ = ["CheckedForm", "FormCheck", "choose_form", "restore_form"]
 
-LAYOUT = 1
+LAYOUT = 2
 """Of what `CheckedForm.stored` remembers; another number there means: choose again."""
 MORE_AUDITS = 4
 """How often imports are repeated to get rid of threads."""
+ADVANCE_TIMEOUT_S = 20.0
+"""What takes longer to come to its event loop is waiting for something."""
 _CONTROL = 3
 """Where a guest finds its control socket: the first descriptor after its stdio."""
 
@@ -120,7 +125,7 @@ def restore_form(stored: FormChoice) -> CheckedForm | None:
     preload = None
     if told is not None:
         words = {name: tuple(told[name]) for name in ("modules", "entry", "args", "options")}
-        preload = Preload(interpreter=told["interpreter"], cwd=told["cwd"], **words)
+        preload = Preload(interpreter=told["interpreter"], cwd=told["cwd"], advance=told["advance"], **words)
     plain = {name: value for name, value in details.items() if name not in ("layout", "preload", "files")}
     return CheckedForm(form=stored.form, reason=stored.reason, preload=preload, files=tuple(details["files"]), **plain)
 
@@ -165,16 +170,24 @@ async def _choose(template: Template, check: FormCheck, known: dict[str, Any]) -
     reason = reason_to_start_cold(recording, report, check.session_env)
     if reason is not None:
         raise _StartsCold(reason)
-    preload = plan.preload(modules)
-    forked, prepared = await _prove(replace(template, preload=preload), check, cold)
+    early, later = plan.preload(modules, advance=True), plan.preload(modules)
+    why_not = await _reason_not_to_advance(template, check, plan, early, recording)
+    proof: _Proof | None = None
+    if why_not is None:
+        try:
+            proof = await _prove(replace(template, preload=early), check, cold)
+        except _StartsCold as reason:
+            why_not = str(reason)
+    if proof is None:
+        proof = await _prove(replace(template, preload=later), check, cold)
     return CheckedForm(
         form=PrepareForm.ZYGOTE,
-        reason=_praise(recording, report, modules),
-        preload=preload,
-        zygote_start_s=forked.start_s,
-        zygote_cpu_s=forked.usage.cpu_s,
-        zygote_memory_bytes=forked.usage.memory_bytes,
-        prepared=prepared,
+        reason=_praise(recording, report, modules, why_not),
+        preload=proof.prepared.template.preload,
+        zygote_start_s=proof.forked.start_s,
+        zygote_cpu_s=proof.forked.usage.cpu_s,
+        zygote_memory_bytes=proof.forked.usage.memory_bytes,
+        prepared=proof.prepared,
         **known,
     )
 
@@ -200,24 +213,25 @@ async def _record(template: Template, check: FormCheck, plan: EntryPlan) -> tupl
     return trial.taken, trial
 
 
-def _praise(recording: Recording, report: PreloadReport, modules: Sequence[str]) -> str:
+def _praise(recording: Recording, report: PreloadReport, modules: Sequence[str], why_not: str | None) -> str:
     later = len(recording.modules) - len(modules)
     rest = f", imports {later} after the fork" if later else ""
+    main = "at its event loop" if why_not is None else f"before its main ({why_not})"
     held = "" if report.pools_restorable else "; native thread pools stay at one thread (cure: install threadpoolctl)"
-    return f"forks with {len(modules)} modules imported{rest}; answers as a cold start does{held}"
+    return f"forks {main} with {len(modules)} modules imported{rest}; answers as a cold start does{held}"
 
 
 async def _audit_without_threads(
     template: Template, check: FormCheck, plan: EntryPlan, modules: tuple[str, ...]
 ) -> tuple[PreloadReport, tuple[str, ...]]:
     """Step 2, repeated without the modules that start threads: those are left for after the fork."""
-    report = await _audit(template, check, plan, modules)
+    report = await _audit_imports(template, check, plan, modules)
     for _ in range(MORE_AUDITS):
         remaining = tuple(name for name in modules if not _within(name, report.thread_starters))
         if not report.threads or len(remaining) == len(modules):
             break
         modules = remaining
-        report = await _audit(template, check, plan, modules)
+        report = await _audit_imports(template, check, plan, modules)
     return report, tuple(name for name in modules if name not in report.failed)
 
 
@@ -227,27 +241,62 @@ def _within(module: str, packages: frozenset[str]) -> bool:
     return any(".".join(parts[:length]) in packages for length in range(1, len(parts) + 1))
 
 
-async def _audit(template: Template, check: FormCheck, plan: EntryPlan, modules: tuple[str, ...]) -> PreloadReport:
+async def _audit_imports(
+    template: Template, check: FormCheck, plan: EntryPlan, modules: tuple[str, ...]
+) -> PreloadReport:
     """Step 2: the same imports, looked at."""
+    try:
+        return await _audit(template, check, plan, plan.preload(modules), timeout_s=check.timeout_s)
+    except BackendError as error:
+        raise _StartsCold(f"its imports could not be repeated: {error}") from error
+
+
+async def _reason_not_to_advance(
+    template: Template, check: FormCheck, plan: EntryPlan, preload: Preload, recording: Recording
+) -> str | None:
+    """Step 3: the way to its event loop, looked at. Returns why each fork must go it by itself, None if it need not."""
+    try:
+        report = await _audit(template, check, plan, preload, timeout_s=ADVANCE_TIMEOUT_S)
+    except BackendError as error:
+        return str(error)
+    private = check.backend.capabilities.private_folders
+    return reason_to_start_cold(recording, report, check.session_env) or reason_to_stay_before_main(
+        report, template, private_folders=private
+    )
+
+
+async def _audit(
+    template: Template, check: FormCheck, plan: EntryPlan, preload: Preload, *, timeout_s: float
+) -> PreloadReport:
+    """Preload in a process that is only looked at.
+
+    Raises:
+        BackendError: It failed, or took too long.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     audited = _with_guest(template, audit_command(plan, control=_CONTROL))
     with theirs, ZygoteProcess(ours, name=template.name) as process:
-        try:
-            async with _started(audited, check) as sandbox, sandbox.attach(descriptors=[theirs.fileno()]):
-                theirs.close()  # from here on, its end is the preloader's end
-                return await process.preload(plan.preload(modules), audit=True, timeout_s=check.timeout_s)
-        except BackendError as error:
-            raise _StartsCold(f"its imports could not be repeated: {error}") from error
+        async with _started(audited, check) as sandbox, sandbox.attach(descriptors=[theirs.fileno()]):
+            theirs.close()  # from here on, its end is the preloader's end
+            return await process.preload(preload, audit=True, timeout_s=timeout_s)
 
 
-async def _prove(template: Template, check: FormCheck, cold: Trial) -> tuple[Trial, Prepared]:
-    """Step 3: two forks that answer as the cold start did."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proof:
+    """A zygote, and what a sandbox that was forked from it did."""
+
+    prepared: Prepared
+    forked: Trial
+
+
+async def _prove(template: Template, check: FormCheck, cold: Trial) -> _Proof:
+    """Step 4: two forks that answer as the cold start did."""
     try:
         prepared = await check.backend.prepare(template)
     except BackendError as error:
         raise _StartsCold(str(error)) from error
     try:
-        return await _two_forks(cold, prepared, check), prepared
+        return _Proof(prepared=prepared, forked=await _two_forks(cold, prepared, check))
     except (TrialFailed, BackendError) as error:
         await _close(prepared)
         raise _StartsCold(f"a fork failed: {error}") from error

@@ -16,6 +16,7 @@ import anyio
 
 from headstart.backends.contract import Preload
 from headstart.backends.zygote import ForkRequest, PreloadReport, ZygoteProcess, zygote_command
+from headstart.errors import BackendError
 
 CONFINE = Path(__file__).with_name("plain_confine.py")
 WAIT_S = 30.0
@@ -124,12 +125,19 @@ async def zygote(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     audit: bool = False,
+    advance: bool = False,
     options: tuple[str, ...] = (),
     interpreter: str = sys.executable,
+    timeout_s: float = WAIT_S,
 ) -> AsyncGenerator[Running]:
     """Preload `modules` and be ready to fork `script`."""
     preload = Preload(
-        interpreter=interpreter, modules=tuple(modules), entry=entry or (script,), args=tuple(args), options=options
+        interpreter=interpreter,
+        modules=tuple(modules),
+        entry=entry or (script,),
+        args=tuple(args),
+        options=options,
+        advance=advance,
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper = subprocess.Popen(  # noqa: ASYNC220 - a plain parent, which tests look at from outside
@@ -143,8 +151,11 @@ async def zygote(
     with ZygoteProcess(ours, name="a test") as process:
         running = Running(process, keeper, preload)
         try:
-            running.report = await process.preload(preload, confine=CONFINE, audit=audit, timeout_s=WAIT_S)
+            running.report = await process.preload(preload, confine=CONFINE, audit=audit, timeout_s=timeout_s)
             yield running
+        except BackendError:
+            keeper.kill()  # what never arrives at its loop does not see its socket close
+            raise
         finally:
             for started in running.started:
                 started.close()

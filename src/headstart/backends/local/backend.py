@@ -136,6 +136,7 @@ class LocalBackend:
         return Capabilities(
             isolation="namespaces, minimal root, seccomp" + (", id-mapped mounts" if self._privileged else ""),
             zygotes=True,
+            private_folders=True,
             network=frozenset({Network.NONE, Network.HOST}),
             limits={"memory", "pids", "cpu"} <= self._groups.controllers,
             weaker=tuple(self._weaknesses()),

@@ -50,7 +50,7 @@ class EntryPlan:
     options: tuple[str, ...] = ()
     cwd: str | None = None
 
-    def preload(self, modules: Sequence[str]) -> Preload:
+    def preload(self, modules: Sequence[str], *, advance: bool = False) -> Preload:
         return Preload(
             interpreter=self.interpreter,
             modules=tuple(modules),
@@ -58,6 +58,7 @@ class EntryPlan:
             args=self.args,
             options=self.options,
             cwd=self.cwd,
+            advance=advance,
         )
 
 

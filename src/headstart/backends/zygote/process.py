@@ -116,6 +116,7 @@ class ZygoteProcess:
             "cwd": preload.cwd,
             "confine": str(confine) if confine is not None else None,
             "audit": audit,
+            "advance": preload.advance,
         }
         await self._control.send(request)
         report = PreloadReport.parse(await self._control.receive(timeout_s=timeout_s))

@@ -101,6 +101,8 @@ class PreloadReport:
         retained: After a read of the whole environment (`env:*`): variables whose values were kept.
         environ_written: Environment variables that importing has set; forks set them too.
         written / connected / programs: Files left behind, addresses, programs run; and which module did.
+        drew: What the program's own code took that is another at every start (random bytes, its PID); by whom.
+        looked_at: Paths outside its own and the system's places that it looked at before its event loop; by whom.
     """
 
     failed: Mapping[str, str]
@@ -118,6 +120,8 @@ class PreloadReport:
     written: Mapping[str, str]
     connected: Mapping[str, str]
     programs: Mapping[str, str]
+    drew: Mapping[str, str]
+    looked_at: Mapping[str, str]
 
     @classmethod
     def parse(cls, told: Mapping[str, Any]) -> PreloadReport:
@@ -148,6 +152,8 @@ class PreloadReport:
             written=told["written"],
             connected=told["connected"],
             programs=told["programs"],
+            drew=told["drew"],
+            looked_at=told["looked_at"],
         )
 
     def unforkable(self) -> str | None:

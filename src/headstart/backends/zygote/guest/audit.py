@@ -19,8 +19,10 @@ import pwd
 import random
 import sys
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 from . import facts
@@ -51,11 +53,18 @@ RENEWED = {
     "sysconfig": ("env:HOME", "env:PYTHONUSERBASE"),
     "multiprocessing.process": ("cwd",),
     "rich": ("cwd",),
+    "mcp.server.request_state": ("random bytes",),
 }
 """What common modules read at import and `fresh.py` reads again: no reason against a fork."""
 
 SHORTEST_RETAINED = 4
 """Shorter values ("1", "yes") are everywhere; finding one says nothing."""
+
+KEY_MAKER = "mcp.server.request_state"
+"""Makes a key from entropy for every server object that is given none."""
+
+LOOKERS = ("open", "os.listdir", "os.scandir")
+"""Audit events that look at a path, their first argument."""
 
 FILE_MAKERS = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1, "sqlite3.connect": 0}
 """Audit events that leave a file, and which of their arguments names it."""
@@ -74,11 +83,18 @@ class Watch:
         self._threads = facts.thread_count()
         self._importing: tuple[str, ...] = ()
         self._thread_starters: set[str] = set()
+        self._in_main = False
+        self._random_state: object = None
+        self._own_places: tuple[str, ...] = ()
+        self._cwd = ""
+        self.drew: dict[str, str] = {}
+        self.looked_at: dict[str, str] = {}
         self.reads: dict[str, str] = {}
         self.connected: dict[str, str] = {}
         self.programs: dict[str, str] = {}
         self.environ_writes: dict[str, str | None] = {}
         self.unseeded: list[weakref.ref[random.Random]] = []
+        self.keyed: list[weakref.ref[Any]] = []
 
     def __enter__(self) -> None:
         self._watch_environ()
@@ -89,10 +105,20 @@ class Watch:
         self._recording = True
 
     def __exit__(self, *_: object) -> None:
+        if self._in_main and self._deep and _random_states() != self._random_state:
+            self.drew.setdefault("random numbers", "?")
         self._look_for_threads()
         self._recording = False
         for undo in reversed(self._undo):
             undo()
+
+    def main_begins(self) -> None:
+        """From here on the program's own code runs, of which a fork must not repeat what is its own each time."""
+        if self._deep:
+            self._recording = False
+            self._random_state, self._own_places, self._cwd = _random_states(), _own_places(), os.getcwd()
+            self._recording = True
+        self._in_main = True
 
     def report(self, files_before: dict[int, str]) -> dict[str, Any]:
         """Return what was seen, and what this process has open now that it had not before."""
@@ -114,6 +140,8 @@ class Watch:
             "written": {path: who for path, who in self._written.items() if os.path.lexists(path)},
             "connected": self.connected,
             "programs": self.programs,
+            "drew": self.drew,
+            "looked_at": self.looked_at,
         }
 
     def begins(self, module: str) -> None:
@@ -129,6 +157,21 @@ class Watch:
         if threads > self._threads:
             self._thread_starters.update(self._importing)
         self._threads = threads
+
+    def _draw(self, what: str) -> None:
+        """Note what is new at every start: a fork would have the zygote's."""
+        if self._recording and self._in_main:
+            reader = _reader()
+            its_own_record = (what, reader) == ("pid", "logging")  # which is made anew for every line
+            if not its_own_record and what not in RENEWED.get(reader, ()):
+                self.drew.setdefault(what, reader)
+
+    def _look(self, path: Any) -> None:
+        """Note a path that may be another one, or have other content, at the next start."""
+        if self._recording and self._in_main and not isinstance(path, int):
+            name = os.path.normpath(os.path.join(self._cwd, os.fsdecode(path)))
+            if not any((name + "/").startswith(place) or place.startswith(name + "/") for place in self._own_places):
+                self.looked_at.setdefault(name, _reader())
 
     def _read(self, what: str) -> None:
         if self._recording and what not in self.reads:
@@ -177,6 +220,19 @@ class Watch:
         random.Random.seed = noting  # type: ignore[method-assign]
         self._undo.append(lambda: setattr(random.Random, "seed", seed))
 
+    def watch_keys(self) -> None:
+        """Note the SDK's servers with a key of their own (`mcp.server.request_state`), so that each fork gets another."""
+        security: Any = sys.modules[KEY_MAKER].RequestStateSecurity
+        plain = security.__dict__["ephemeral"]
+
+        def noting(cls: Any, *args: Any, **named: Any) -> Any:
+            made = plain.__func__(cls, *args, **named)
+            self.keyed.append(weakref.ref(made))
+            return made
+
+        security.ephemeral = classmethod(noting)
+        self._undo.append(lambda: setattr(security, "ephemeral", plain))
+
     def _watch_calls(self) -> None:
         for module, name, what in (
             (os, "getcwd", "cwd"),
@@ -185,14 +241,24 @@ class Watch:
             (pwd, "getpwuid", "user database"),
             (pwd, "getpwnam", "user database"),
         ):
-            self._wrap(module, name, what)
+            self._wrap(module, name, partial(self._read, what))
+        for module, name, what in (
+            (os, "getpid", "pid"),
+            (os, "urandom", "random bytes"),
+            (random, "_urandom", "random bytes"),
+            (uuid, "uuid1", "a unique id"),
+        ):
+            self._wrap(module, name, partial(self._draw, what))
+        for name in ("stat", "lstat", "access"):
+            self._wrap(os, name, self._look, given=1)
 
-    def _wrap(self, module: Any, name: str, what: str) -> None:
+    def _wrap(self, module: Any, name: str, note: Callable[..., None], *, given: int = 0) -> None:
+        """Note every call of a function, with the first `given` of its arguments."""
         plain = getattr(module, name)
 
-        def watched(*args: Any) -> Any:
-            self._read(what)
-            return plain(*args)
+        def watched(*args: Any, **named: Any) -> Any:
+            note(*args[:given])
+            return plain(*args, **named)
 
         setattr(module, name, watched)
         self._undo.append(lambda: setattr(module, name, plain))
@@ -200,6 +266,8 @@ class Watch:
     def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._recording:
             return
+        if event in LOOKERS and args[0] is not None:
+            self._look(args[0])
         if event == "import":
             self.begins(str(args[0]))
         elif event == "open":
@@ -220,6 +288,19 @@ class Watch:
         name = os.path.abspath(os.fsdecode(path))
         if "__pycache__" not in name and not os.path.isdir(name) and not name.startswith(("/dev/", "/proc/")):
             self._written.setdefault(name, _reader())
+
+
+def _random_states() -> object:
+    """Return the state of the global generators, for comparing."""
+    numpy_random: Any = sys.modules.get("numpy.random")
+    return random.getstate(), repr(numpy_random.get_state()) if numpy_random is not None else None
+
+
+def _own_places() -> tuple[str, ...]:
+    """Return where the interpreter, the program's packages and the system have their files, each with a `/`."""
+    places = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.argv[0])), *sys.path}
+    places |= {"/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/sys", "/dev"}
+    return tuple(place.rstrip("/") + "/" for place in places if place.startswith("/"))
 
 
 def _bodies() -> list[str]:

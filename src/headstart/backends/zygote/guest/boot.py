@@ -48,6 +48,9 @@ def main() -> None:
     except BaseException:
         program.hide_own_frames(here)
         raise
+    finally:
+        if program.at_end is not None:
+            program.at_end()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class Changes(NamedTuple):
 
     environ: Mapping[str, str | None]
     unseeded: list[weakref.ref[random.Random]]
+    keyed: list[weakref.ref[Any]]
     widen_pools: Callable[..., Any] | None
     output: Mapping[int, bytes]
 
@@ -58,6 +59,7 @@ def restart(changes: Changes, environ: Mapping[str, str], cwd: str | None) -> No
             os.write(fd, text)
     _renew_directories()
     _reseed(changes.unseeded)
+    _renew_keys(changes.keyed)
     if changes.widen_pools is not None:
         changes.widen_pools(limits=_pool_size(os.environ))
 
@@ -139,6 +141,14 @@ def _reseed(unseeded: list[weakref.ref[random.Random]]) -> None:
         modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined] # noqa: SLF001
     if "multiprocessing.process" in modules:
         modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _renew_keys(keyed: list[weakref.ref[Any]]) -> None:
+    """Give every server object that has made a key for itself another one: what one session seals, no other may open."""
+    for reference in keyed:
+        security = reference()
+        if security is not None:
+            security.codec.__init__([os.urandom(32)])
 
 
 def _pool_size(environ: Mapping[str, str]) -> int:

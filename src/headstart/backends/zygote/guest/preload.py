@@ -4,7 +4,8 @@ Three kinds of process::
 
     keeper           the command that was started; forks the zygote before anything is imported,
      │               adopts orphans, ends with the last of them: a crash of the zygote spares its forks
-     └ zygote        single-threaded; imports, audits itself, then waits for fork requests
+     └ zygote        single-threaded; imports, runs the program up to its event loop where that
+        │            was found to be safe (`advance.py`), then waits for fork requests
         └ server     one per fork: confines itself, under what `enter` makes of it, and becomes
                      the program (see `fork.py`)
 
@@ -24,10 +25,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
 
-from . import audit, confinement, facts, fork, fresh, kernel, program, wire
+from . import advance, audit, confinement, facts, fork, fresh, kernel, program, wire
 
 LOWEST_PID = 32
 """In a PID namespace of their own forks get small PIDs. Libraries notice a fork by its PID
@@ -44,27 +45,15 @@ THREAD_POOL_VARIABLES = (
 
 
 def main(arguments: Sequence[str]) -> program.Job:
-    """Serve until the control socket closes; only a forked server returns, with its job."""
+    """Serve until the control socket closes; only a forked server returns, with its job, or a zygote to advance."""
     parser = argparse.ArgumentParser(prog="preload")
-    parser.add_argument("--control", type=int, required=True, help="the descriptor of a SOCK_SEQPACKET socket")
+    parser.add_argument("--control", type=int, required=True, help="the number of an inherited SOCK_SEQPACKET socket")
     control = facts.inherited_socket(parser.parse_args(arguments).control)
     _leave_keeper_behind(control)
-    job: program.Job | None = None
-    try:
-        job = Zygote(control).serve()
-    except Exception as error:  # noqa: BLE001 - the last act of this process: tell, then end
-        _tell_failure(control, error)
-        os._exit(1)
+    job = Zygote(control).serve()
     if job is None:
         os._exit(0)
     return job
-
-
-def _tell_failure(control: socket.socket, error: Exception) -> None:
-    try:
-        wire.send(control, {"op": "failed", "error": f"{type(error).__name__}: {error}"})
-    except OSError:
-        return  # nobody is listening any more
 
 
 def _leave_keeper_behind(control: socket.socket) -> None:
@@ -93,62 +82,125 @@ class Zygote:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        self._preloading: Preloading | None = None
         self._preloaded: fork.Preloaded | None = None
 
     def serve(self) -> program.Job | None:
-        """Answer requests; None when the host has closed, a job in a forked server."""
-        while True:
-            received = wire.receive(self._control)
-            if received is None:
-                return None
-            message, fds = received
-            if message["op"] == "preload":
-                self._preloaded, report = _preload(message)
-                wire.send(self._control, report)
-            elif message["op"] == "fork" and self._preloaded is not None:
-                job = fork.fork_server(self._preloaded, message, fds, self._control)
+        """Answer requests. None when the host has closed; a job in a forked server, or to advance."""
+        try:
+            while (received := wire.receive(self._control)) is not None:
+                job = self._answer(*received)
                 if job is not None:
                     return job
-            else:
-                raise wire.WireError(f"{message['op']!r} is not possible now")
+        except Exception as error:  # noqa: BLE001 - the last act of this process: tell, then end
+            self._fail(f"{type(error).__name__}: {error}")
+        return None
+
+    def _answer(self, message: wire.Message, fds: list[int]) -> program.Job | None:
+        if message["op"] == "preload":
+            self._preloading = Preloading(message)
+            self._preloading.import_all(message["modules"])
+            if message.get("advance"):
+                return self._advance(self._preloading)
+            self._finish()
+            return None
+        if message["op"] == "fork" and self._preloaded is not None:
+            return fork.fork_server(self._preloaded, message, fds, self._control)
+        raise wire.WireError(f"{message['op']!r} is not possible now")
+
+    def _advance(self, preloading: Preloading) -> program.Job:
+        """Have the program's own code run until it makes its event loop; forks go on from there."""
+        if not advance.possible():
+            self._fail("it imports no asyncio")
+        preloading.watch.main_begins()
+        advance.stop_at_event_loop(self._arrived)
+        program.at_end = self._ended_early
+        return preloading.job
+
+    def _arrived(self) -> None:
+        """The program is about to make its loop: wait here, for as long as this process is the zygote."""
+        try:
+            self._finish()
+        except Exception as error:  # noqa: BLE001 - as in `serve`
+            self._fail(f"{type(error).__name__}: {error}")
+        if self.serve() is None:
+            os._exit(0)
+        program.at_end = None
+
+    def _finish(self) -> None:
+        assert self._preloading is not None  # noqa: S101 - set by whoever calls this
+        self._preloaded, report = self._preloading.finish()
+        wire.send(self._control, report)
+
+    def _ended_early(self) -> None:
+        error = sys.exc_info()[1]
+        with_error = "" if error is None else f" ({type(error).__name__}: {error})"
+        self._fail(f"the program ended before it made an event loop{with_error}")
+
+    def _fail(self, why: str) -> NoReturn:
+        try:
+            wire.send(self._control, {"op": "failed", "error": why})
+        except OSError:
+            pass  # nobody is listening any more
+        os._exit(1)
 
 
-def _preload(message: wire.Message) -> tuple[fork.Preloaded, wire.Message]:
-    job = program.split_entry(message["entry"] + message["args"])
-    if message.get("cwd") is not None:
-        os.chdir(message["cwd"])
-    environ, set_at_startup = dict(os.environ), facts.set_at_startup()
-    files_before = facts.open_files()
-    watch = audit.Watch(deep=bool(message.get("audit")))
-    with _threads_held(), _dressed_as(job), fresh.captured_output() as output, _collector_paused(), watch:
-        failed = _import_all(message["modules"], watch)
-    pools = facts.threaded_libraries()
-    widen_pools = _pool_control(pools) if pools else None
-    enter = confinement.load(message["confine"]) if message.get("confine") else _stay
-    preloaded = fork.Preloaded(
-        mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        on_child_end=signal.signal(signal.SIGCHLD, signal.SIG_IGN),
-        enter=enter,
-        changes=fresh.Changes(
-            environ={**set_at_startup, **watch.environ_writes},
-            unseeded=watch.unseeded,
-            widen_pools=widen_pools,
-            output=output,
-        ),
-    )
-    report = watch.report(files_before)  # before the freeze, which hides objects from it
-    gc.collect()
-    gc.freeze()
-    return preloaded, {
-        "op": "preloaded",
-        "failed": failed,
-        "cpu_s": time.process_time(),
-        "pools": pools,
-        "pools_restorable": not pools or widen_pools is not None,
-        "output_bytes": sum(len(text) for text in output.values()),
-        "facts": facts.interpreter(environ),
-        **report,
-    }
+class Preloading:
+    """What is done before the first fork, with everything that must hold meanwhile."""
+
+    def __init__(self, message: wire.Message) -> None:
+        self.job = program.split_entry(message["entry"] + message["args"])
+        if message.get("cwd") is not None:
+            os.chdir(message["cwd"])
+        if message.get("advance"):
+            advance.silence_input()
+        self._environ, self._set_at_startup = dict(os.environ), facts.set_at_startup()
+        self._enter = confinement.load(message["confine"]) if message.get("confine") else _stay
+        self._files_before = facts.open_files()
+        self._failed: list[dict[str, str]] = []
+        self.watch = audit.Watch(deep=bool(message.get("audit")))
+        self._holding = ExitStack()
+        self._holding.enter_context(_threads_held())
+        self._output = self._holding.enter_context(fresh.captured_output())
+        self._holding.enter_context(_collector_paused())
+        self._holding.enter_context(self.watch)
+
+    def import_all(self, names: Sequence[str]) -> None:
+        with _dressed_as(self.job):
+            if audit.KEY_MAKER in names and not _import_all([audit.KEY_MAKER], self.watch):
+                self.watch.watch_keys()  # before any server is made
+            self._failed = _import_all(names, self.watch)
+
+    def finish(self) -> tuple[fork.Preloaded, wire.Message]:
+        """End the watch, and return what forks need and what the host is told."""
+        self._holding.close()
+        pools = facts.threaded_libraries()
+        widen_pools = _pool_control(pools) if pools else None
+        preloaded = fork.Preloaded(
+            mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            on_child_end=signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+            enter=self._enter,
+            changes=fresh.Changes(
+                environ={**self._set_at_startup, **self.watch.environ_writes},
+                unseeded=self.watch.unseeded,
+                keyed=self.watch.keyed,
+                widen_pools=widen_pools,
+                output=self._output,
+            ),
+        )
+        report = self.watch.report(self._files_before)  # before the freeze, which hides objects from it
+        gc.collect()
+        gc.freeze()
+        return preloaded, {
+            "op": "preloaded",
+            "failed": self._failed,
+            "cpu_s": time.process_time(),
+            "pools": pools,
+            "pools_restorable": not pools or widen_pools is not None,
+            "output_bytes": sum(len(text) for text in self._output.values()),
+            "facts": facts.interpreter(self._environ),
+            **report,
+        }
 
 
 def _import_all(names: Sequence[str], watch: audit.Watch) -> list[dict[str, str]]:

@@ -12,8 +12,11 @@ import os
 import runpy
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+at_end: Callable[[], None] | None = None
+"""Called when the program has ended, if it was not to end here."""
 
 
 class Job(NamedTuple):
