@@ -69,15 +69,19 @@ def test_a_group_is_remembered_before_it_is_made(tmp_path: Path) -> None:
 
 def test_groups_whose_spawner_is_dead_are_swept_if_they_are_empty_and_no_others(tmp_path: Path) -> None:
     run = runs.Run(str(tmp_path / "base"))
-    run.make_cgroup(str(tmp_path / "x-run-alive"))
-    for name in ("x-run-alive/1", "x-run-stale/1", "x-run-busy/1", "run-stale", "x-other"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "x-run-busy" / "1" / "stands for a member").touch()
-    runs.sweep_cgroups(str(tmp_path), "x-")
-    assert {entry.name for entry in tmp_path.iterdir()} == {"base", "x-run-alive", "x-run-busy", "run-stale", "x-other"}
-    assert (tmp_path / "x-run-alive" / "1").exists()
+    ours, sibling = tmp_path / "session-2", tmp_path / "session-1"
+    for parent in (ours, sibling):
+        parent.mkdir()
+        run.make_cgroup(str(parent / "x-run-alive"))
+        for name in ("x-run-alive/1", "x-run-stale/1", "x-run-busy/1", "run-stale", "x-other"):
+            (parent / name).mkdir(parents=True)
+        (parent / "x-run-busy" / "1" / "stands for a member").touch()
+    runs.sweep_cgroups(str(ours), "x-")
+    for parent in (ours, sibling):
+        assert {entry.name for entry in parent.iterdir()} == {"x-run-alive", "x-run-busy", "run-stale", "x-other"}
+        assert (parent / "x-run-alive" / "1").exists()
     run.remove()
-    assert not (tmp_path / "x-run-alive").exists()
+    assert not (ours / "x-run-alive").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another PID namespace needs root")

@@ -167,14 +167,25 @@ def remove_cgroup(path: str, *, patience_s: float = 0.5) -> bool:
 def sweep_cgroups(parent: str, prefix: str) -> None:
     """Remove empty groups `<prefix>run-…` whose spawner is dead, whatever folder its run had.
 
-    Nothing is killed: a group that is in use is busy and stays.
+    Looks in `parent` and in its siblings: a session or a unit often has a group of its own,
+    and the next one would never see what this one left. Nothing is killed: a group that is
+    in use is busy and stays.
     """
-    for name in os.listdir(parent):
-        if name.startswith(prefix + _PREFIX):
-            held = _hold(os.path.join(parent, name))
-            if held is not None:
-                _remove_empty(os.path.join(parent, name))
-                os.close(held)
+    for folder in _folders_in(os.path.dirname(parent)):
+        for group in _folders_in(folder):
+            if os.path.basename(group).startswith(prefix + _PREFIX):
+                held = _hold(group)
+                if held is not None:
+                    _remove_empty(group)
+                    os.close(held)
+
+
+def _folders_in(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []  # it has gone meanwhile, or is none of our business
 
 
 def _hold(group: str) -> int | None:
