@@ -43,7 +43,9 @@ class Views:
     async def of_learned(self, scope: SessionScope) -> View:
         """Return the merged view of what is known already; learns nothing."""
         entries = self._runtime.servers(scope.principal)
-        missing = [Missing(server=e.name, reason="its tools are not known yet") for e in entries if not e.learned]
+        missing = [
+            Missing(server=e.name, reason=e.problem or "its tools are not known yet") for e in entries if not e.learned
+        ]
         return await self._merged([e for e in entries if e.learned], scope, None, also_missing=missing)
 
     def _keep_single(self, catalogue: Catalogue) -> View:

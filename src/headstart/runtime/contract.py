@@ -48,11 +48,16 @@ class Catalogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEntry:
-    """A configured server, as the gateway lists it."""
+    """A configured server, as the gateway lists it.
+
+    Attributes:
+        problem: Why it is not learned, if it was tried; "" otherwise.
+    """
 
     name: ResourceId
     remote: bool
     learned: bool
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

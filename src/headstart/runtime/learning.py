@@ -79,6 +79,11 @@ class Learner:
             await progress(done=1, total=1, message=f"{server} is known: {len(flight.known.catalogue.tools)} tools")
         return flight.known
 
+    def failure(self, where: tuple[PrincipalId, str]) -> HeadstartError | None:
+        """Return why the last learning failed, None if it did not, or is not over."""
+        flight = self._flights.get(where)
+        return None if flight is None else flight.failure
+
     def _flight(
         self, where: tuple[PrincipalId, str], server: ResourceId, work: Callable[[], Awaitable[Known]]
     ) -> _Flight:

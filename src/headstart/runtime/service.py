@@ -37,7 +37,7 @@ from headstart.core.events import (
     StopSandbox,
 )
 from headstart.core.stream import GenerationStarted, ModelEvent
-from headstart.errors import BackendError, ServerUnavailable
+from headstart.errors import BackendError, CatalogueUnavailable, ServerUnavailable
 from headstart.ids import LOCAL_PRINCIPAL, IdSource, PrincipalId, ResourceId, SessionId
 from headstart.runtime.calls import CallPaths, Calls
 from headstart.runtime.catalogues import Catalogues
@@ -249,15 +249,18 @@ class Service:
 
     def servers(self, principal: PrincipalId) -> Sequence[ServerEntry]:
         """See `ToolRuntime.servers`."""
+        return [self._entry(name, principal) for name in self._servers.names]
+
+    def _entry(self, name: ResourceId, principal: PrincipalId) -> ServerEntry:
         nobody = SessionScope(session=SessionId(""), principal=principal)
-        return [
-            ServerEntry(
-                name=name,
-                remote=self._servers.get(name).remote,
-                learned=self._catalogues.known(name, nobody) is not None,
-            )
-            for name in self._servers.names
-        ]
+        learned, problem = self._catalogues.known(name, nobody) is not None, ""
+        if not learned:
+            try:
+                failure = self._learner.failure((principal, self._catalogues.key(name, nobody)))
+            except CatalogueUnavailable as exc:  # its command is not there
+                failure = exc
+            problem = "" if failure is None else str(failure)
+        return ServerEntry(name=name, remote=self._servers.get(name).remote, learned=learned, problem=problem)
 
     async def catalogue(
         self, server: ResourceId, scope: SessionScope, *, progress: LearnProgress | None = None
