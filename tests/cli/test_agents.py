@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from headstart.config.model import Upstream
 from headstart.errors import ConfigError
 
 DEFAULT = Upstream(prefix="default", base_url="http://127.0.0.1:8000/v1")
+ANTHROPIC = Upstream(prefix="anthropic", base_url="https://api.anthropic.com/v1")
 OPENAI = Upstream(prefix="openai", base_url="https://api.openai.com/v1")
 
 
@@ -18,12 +21,29 @@ def endpoint(*upstreams: Upstream, session: str = "", key: bool = False) -> Endp
     return Endpoint(root=f"http://127.0.0.1:8787{session}", upstreams=upstreams or (DEFAULT,), key=key)
 
 
+@pytest.mark.parametrize("upstreams", [(DEFAULT,), (DEFAULT, ANTHROPIC), ()], ids=["default", "anthropic", "none"])
 @pytest.mark.parametrize("agent", AGENTS)
-def test_what_is_printed_can_be_evaluated_by_a_shell_up_to_other_programs(agent: str) -> None:
-    text = instructions(agent, endpoint())
-    exports = "\n".join(line for line in text.splitlines() if line.startswith(("export", "#")))
-    subprocess.run(["sh", "-eu", "-c", exports], check=True, timeout=10)
+def test_what_is_printed_sets_variables_and_does_nothing_else(agent: str, upstreams: tuple[Upstream, ...]) -> None:
+    text = instructions(agent, endpoint(*upstreams, key=True))
+    for line in text.splitlines():
+        assert line.startswith("#") or re.fullmatch(r"export [A-Z_]+=[\w:/.-]+", line), line
+    subprocess.run(["sh", "-eu", "-c", 'eval "$1"', "sh", text], check=True, timeout=10)
     assert "http://127.0.0.1:8787/mcp" in text
+
+
+def test_claude_code_s_model_goes_through_only_where_there_is_an_upstream_for_it() -> None:
+    served = instructions("claude-code", endpoint(DEFAULT, ANTHROPIC))
+    assert "export ANTHROPIC_BASE_URL=http://127.0.0.1:8787/anthropic\n" in served
+    not_served = instructions("claude-code", endpoint(DEFAULT))
+    assert "export" not in not_served
+    assert '#   anthropic = "https://api.anthropic.com/v1"' in not_served
+
+
+def test_the_page_about_claude_code_says_what_the_command_prints() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/connect-an-agent.md").read_text(encoding="utf-8")
+    printed = instructions("claude-code", endpoint(DEFAULT, ANTHROPIC)).splitlines()
+    for line in printed[:3]:
+        assert line in page, line
 
 
 def test_an_agent_gets_the_upstream_of_its_own_name_before_the_default() -> None:

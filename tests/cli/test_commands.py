@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_HEAVY = ("mcp", "openai", "uvicorn", "starlette")
+_HEAVY = ("mcp", "openai", "uvicorn", "starlette", "httpx2", "rich", "anyio")
 _RUN = f"""
 import sys
 from headstart.cli.main import main
@@ -36,6 +36,54 @@ def test_serve_does_not_import_the_benches_agents() -> None:
     done = run("serve", "--config", "/no/such/headstart.toml")
     assert "openai" not in done.stdout
     assert done.stdout.endswith(" 2\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("serve", "--help"), ("bench", "--help"), ("--version",)])
+def test_help_is_there_before_anything_heavy_could_be_imported(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.stdout.endswith("\n[] 0\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (("statsu",), "headstart: no such command 'statsu'", "did you mean status? see headstart --help"),
+        (("zzz",), "headstart: no such command 'zzz'", "see headstart --help"),
+        (
+            ("status", "--jsno"),
+            "headstart status: no such option: --jsno",
+            "did you mean --json? see headstart status --help",
+        ),
+        (("init",), "headstart init: missing option '--from'", "see headstart init --help"),
+        (
+            ("bench", "routin"),
+            "headstart bench: no such command 'routin'",
+            "did you mean routing? see headstart bench --help",
+        ),
+        (("mcp", "--sesion"), "headstart mcp: unrecognized arguments: --sesion", "see headstart mcp --help"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_its_cure(arguments: tuple[str, ...], error: str, hint: str) -> None:
+    done = run(*arguments)
+    assert done.stderr == f"error: {error}\nhint: {hint}\n"
+    assert done.stdout == "[] 2\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("bench",)])
+def test_without_a_command_the_help_is_printed(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.stdout.startswith("Usage: ")
+    assert done.stdout.endswith("[] 2\n")
+
+
+def test_a_state_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"a": {"command": "true"}}}')
+    (tmp_path / "file").touch()
+    done = run_headstart("init", "--from", "mcp.json", "--state-dir", str(tmp_path / "file" / "s"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cannot be used as the state directory: Not a directory" in done.stderr
+    assert "hint: choose one of your own with --state-dir" in done.stderr
+    assert not (tmp_path / "headstart.toml").exists()
 
 
 def test_help_names_every_command() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli import init as init_module
+from headstart.cli.first_config import write_config
 
 
 def test_a_config_that_is_there_stays_and_the_options_that_are_not_used_are_named(
@@ -15,9 +15,7 @@ def test_a_config_that_is_there_stays_and_the_options_that_are_not_used_are_name
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "headstart.toml"
     config.write_text("# mine\n")
-    init_module._write_config(  # pyright: ignore[reportPrivateUsage]
-        tmp_path / "mcp.json", (), upstream="http://127.0.0.1:9/v1", backend="auto"
-    )
+    write_config(tmp_path / "mcp.json", (), upstream="http://127.0.0.1:9/v1", backend="auto")
     assert config.read_text() == "# mine\n"
     assert capsys.readouterr().err == (
         "headstart.toml is there already and stays as it is; not used: --from, --upstream (move it away to begin anew)\n"

@@ -89,9 +89,9 @@ def test_the_same_server_in_two_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        ('{"command": 3}', "mcp.json:2: git.command: input should be a valid string, not 3"),
+        ('{"command": 3}', "mcp.json:2: git.command: should be a valid string, not 3"),
         ('{"command": "x", "headstart": {"zygote": "sometimes"}}', "git.headstart.zygote: 'sometimes' is not possible"),
-        ('{"command": "x", "headstart": {"memory_mb": -1}}', "git.headstart.memory_mb: input should be greater than 0"),
+        ('{"command": "x", "headstart": {"memory_mb": -1}}', "git.headstart.memory_mb: should be greater than 0"),
         ('{"command": "x", "url": "http://h/"}', "git: has both command and url"),
         ('{"command": "x", "env": {"A": "${NOPE}"}}', "git.env.A: ${NOPE} is not set. hint: export NOPE=…"),
         ('{"url": "http://h/sse", "type": "sse"}', "git.type: the old SSE transport is not spoken"),
@@ -106,7 +106,7 @@ def test_bad_server_entries_are_named(tmp_path: Path, entry: str, expected: str)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"mcpServers": {', "mcp.json:1: not valid JSON"),
+        ('{"mcpServers": {', "mcp.json:1:17: not valid JSON"),
         ('{"other": {}}', 'mcp.json:1: no "mcpServers" object'),
         ('{"mcpServers": {"a__b": {"command": "x"}}}', "a__b: not a usable server name"),
     ],
@@ -131,7 +131,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("[upstreams]\na = 'http://h/v1/v1'", "headstart.toml:2: upstreams.a: the path has /v1 twice"),
         ("[upstreams]\na = 'h/v1'", "headstart.toml:2: upstreams.a: this is no http(s) URL"),
         ("[upstreams]\na = 'ftp://h/v1'", "headstart.toml:2: upstreams.a: this is no http(s) URL"),
-        ("[pool\n", "headstart.toml:1: not valid TOML"),
+        ("[pool\n", "headstart.toml:1:6: not valid TOML"),
         ("[servers.git]\nshared = true", "headstart.toml:1: servers.git: no such server"),
     ],
 )
@@ -187,3 +187,53 @@ def test_learning_can_be_switched_off_and_only_with_a_boolean(tmp_path: Path) ->
     assert not load(tmp_path, "[service]\nlearn = false").service.learn
     with pytest.raises(ConfigError, match=r"headstart\.toml:2: service\.learn: "):
         load(tmp_path, "[service]\nlearn = 'no'")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "cure"),
+    [
+        ('{"mcpServers": {"a" 1}}', "mcp.json:1:21", 'write "name": value'),
+        ('{"mcpServers": {\n"a": {"command": "x",}}}', "mcp.json:2:22", "no comma goes before a }"),
+        ("// mine\n{}", "mcp.json:1:1", "a value is missing"),
+        ('{"mcpServers": {}} x', "mcp.json:1:20", "take away what follows"),
+        ('{"mcpServers": {"a": {"command": "x', "mcp.json:1:34", "end the text"),
+        ('{"mcpServers": {"a": {"command": 5}}}', "mcp.json:1", "write text"),
+        ('{"mcpServers": {"a": 5}}', "mcp.json:1", "names with values"),
+    ],
+)
+def test_a_broken_json_file_is_told_with_its_place_and_a_cure(tmp_path: Path, text: str, where: str, cure: str) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_mcp_file(path, variables={})
+    assert caught.value.where == where
+    assert cure in (caught.value.hint or "")
+    assert "McpServerEntry" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "cure"),
+    [
+        ("mcp = [", "headstart.toml:1:8", "a value is"),
+        ('mcp = "a"\nport 8', "headstart.toml:2:6", "write name = value"),
+        ("[pool]\nmode = fast", "headstart.toml:2:8", "text in"),
+        ("[pool", "headstart.toml:1:6", "close the bracket"),
+        ("[pool]\n[pool]", "headstart.toml:2:6", "remove one of the two"),
+        ('mcp = "a', "headstart.toml:1:9", "close the text"),
+        ('[service]\nport = "8"', "headstart.toml:2", "a whole number, without quotes"),
+        ("[service]\nport = 99999", "headstart.toml:2", "a smaller number"),
+    ],
+)
+def test_a_broken_toml_file_is_told_with_its_place_and_a_cure(tmp_path: Path, text: str, where: str, cure: str) -> None:
+    path = tmp_path / "headstart.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(config=path, variables={}, state_dir=tmp_path)
+    assert caught.value.where == where
+    assert cure in (caught.value.hint or "")
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text('{"mcpServers": {"a": {"command": "x"}}}', encoding="utf-8-sig")
+    assert [server.name for server in read_mcp_file(path, variables={})] == ["a"]

@@ -46,20 +46,21 @@ class RawClient:
 
     def initialize(self) -> str:
         """Shake hands; returns the id of the session."""
+        self.instructions()
+        return self.headers["Mcp-Session-Id"]
+
+    def instructions(self) -> str:
+        """Shake hands; returns what the service says about itself."""
         client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
         answer = self.http.post(self.url, json=message("initialize", client), headers=self.headers)
         assert answer.status_code == 200, answer.text
         self.headers["Mcp-Session-Id"] = answer.headers["mcp-session-id"]
-        return answer.headers["mcp-session-id"]
+        told: str = _message_in(answer)["result"].get("instructions", "")
+        return told
 
     def request(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ask; returns the answer's message."""
-        answer = self.http.post(self.url, json=message(method, params or {}), headers=self.headers)
-        text = answer.text
-        if answer.headers["content-type"].startswith("text/event-stream"):
-            text = [line[5:] for line in text.splitlines() if line.startswith("data:")][-1]
-        found: dict[str, Any] = json.loads(text)
-        return found
+        return _message_in(self.http.post(self.url, json=message(method, params or {}), headers=self.headers))
 
     def call(self, tool: str, **arguments: object) -> tuple[str, bool]:
         """Call a tool; returns what it said, and whether that was an error."""
@@ -67,6 +68,14 @@ class RawClient:
         assert "result" in answer, answer
         result = answer["result"]
         return "\n".join(part["text"] for part in result["content"]), bool(result.get("isError"))
+
+
+def _message_in(answer: httpx2.Response) -> dict[str, Any]:
+    text = answer.text
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        text = [line[5:] for line in text.splitlines() if line.startswith("data:")][-1]
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def message(method: str, params: dict[str, Any]) -> dict[str, Any]:

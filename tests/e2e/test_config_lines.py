@@ -131,6 +131,24 @@ def test_a_second_service_on_one_state_is_refused_and_the_first_goes_on(running:
     assert running.status()["runtime"]["events_broken"] == 0
 
 
+def test_init_beside_a_running_service_is_refused_before_it_writes_anything(running: Running, place: Place) -> None:
+    place.configure({"good": scripted("good")})
+    place.config.unlink()
+    done = headstart("init", "--from", "mcp.json", "--state-dir", str(running.place.state), cwd=place.folder)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"error: {running.place.state}: a service is running on this state directory",
+        "hint: headstart stop ends it; --state-dir gives this command a state of its own",
+    ]
+    assert not place.config.exists()
+
+
+def test_a_client_is_told_at_once_why_a_server_s_tools_are_not_there(running: Running) -> None:
+    with RawClient(f"{running.url}/mcp") as client:
+        told = client.instructions()
+    assert f"Not available: git: command '{MISSING}' was not found" in told
+
+
 def test_a_command_that_does_not_exist_is_told_by_serve(running: Running) -> None:
     assert f"git: command '{MISSING}' was not found" in running.log()
     assert "hint: install it, or give its full path as mcpServers.git.command" in running.log()

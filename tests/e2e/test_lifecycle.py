@@ -46,6 +46,7 @@ def test_stop_leaves_no_process_mount_or_control_group(place: Place, isolation: 
         assert any("scripted.py" in command for command in before.values())
         told = running.command("stop")
         assert (told.stdout, told.returncode) == (NOTHING_LEFT, 0), told.stderr
+        assert told.stderr.startswith(f"stopping the service (pid {running.process.pid})")
         assert alive(before) == {}
         assert running.process.wait(5) == 0
     assert running.log().endswith("headstart: stopped\n")

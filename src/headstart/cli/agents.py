@@ -1,12 +1,19 @@
-"""What to set so that a given agent goes through Headstart: two URLs, in each one's own words."""
+"""What to set so that a given agent goes through Headstart: two URLs, in each one's own words.
+
+What is printed is made for `eval`: it sets variables and does nothing else. Every other
+step (a command that changes an agent's own settings, a line of its config) is a comment.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from headstart.config.model import Upstream
 from headstart.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headstart.config.model import Upstream
 
 __all__ = ["AGENTS", "Endpoint", "instructions"]
 
@@ -28,6 +35,11 @@ class Endpoint:
     @property
     def mcp(self) -> str:
         return f"{self.root}/mcp"
+
+    def named(self, prefix: str) -> str | None:
+        """The base URL of the upstream with this prefix, without an API version; None if there is none."""
+        known = any(upstream.prefix == prefix for upstream in self.upstreams)
+        return f"{self.root}/{prefix}" if known else None
 
     def model(self, *preferred: str) -> str:
         """The base URL for a model API: the first upstream of these names, else the default one."""
@@ -56,10 +68,18 @@ def _openai_agents(endpoint: Endpoint) -> list[str]:
 
 
 def _claude_code(endpoint: Endpoint) -> list[str]:
-    base = endpoint.model("anthropic").removesuffix("/v1")
+    tools = ["# once, for the tools:", f"#   claude mcp add --transport http headstart {endpoint.mcp}"]
+    base = endpoint.named("anthropic")
+    if base is None:
+        return [
+            *tools,
+            "# the model is not served: no upstream is called anthropic. To have it go through Headstart too,",
+            "# add this to headstart.toml under [upstreams], and start the service again:",
+            '#   anthropic = "https://api.anthropic.com/v1"',
+        ]
     return [
         f"export ANTHROPIC_BASE_URL={base}",
-        f"claude mcp add --transport http headstart {endpoint.mcp}",
+        *tools,
         "# Anthropic messages pass through, but are not read yet: prefetching works, prewarming from tokens does not",
     ]
 
@@ -103,7 +123,7 @@ AGENTS: Mapping[str, Callable[[Endpoint], list[str]]] = {
 
 
 def instructions(agent: str, endpoint: Endpoint) -> str:
-    """Return lines for a shell to evaluate; what is no shell command is a comment.
+    """Return lines for a shell to evaluate: variables, and comments for everything else.
 
     Raises:
         ConfigError: The agent is not known here; the hint lists those that are.

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import anyio
 import typer
 
-from headstart.bench import gateway, proxy, routing, start, zygote
-from headstart.bench.demo import run as demo
-from headstart.bench.result import BenchResult, save_run
-from headstart.cli.storyteller import Storyteller
 from headstart.cli.terminal import console, print_json, say
+
+if TYPE_CHECKING:
+    from headstart.bench.result import BenchResult
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Measure. Raw samples go to a new folder under runs/.")
+app = typer.Typer(help="Measure. Raw samples go to a new folder under runs/.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
 
 QuickOption = Annotated[bool, typer.Option("--quick", help="Under 50 s once set up.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -37,17 +43,32 @@ def bench_demo(
     gap_s: Annotated[
         float | None, typer.Option("--gap", min=0, help="Seconds between the sessions' beginnings.")
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Waterfalls, a wrong guess and a kill -9, too.")] = False,
+    tour: Annotated[
+        bool,
+        typer.Option(
+            "--tour", help="As short as --quick at three paces, with waterfalls, a wrong guess and a kill -9."
+        ),
+    ] = False,
 ) -> None:
     """Real sessions over real servers, in every pool mode."""
+    from dataclasses import replace
+
+    import anyio
+
+    from headstart.bench.demo import run as demo
+    from headstart.bench.result import save_run
+    from headstart.cli.storyteller import Storyteller
+
     folder = _run_folder(runs, "demo")
-    size = demo.QUICK if quick else demo.FULL
+    size = demo.TOUR if tour else demo.QUICK if quick else demo.FULL
     size = replace(size, sessions=sessions or size.sessions, gap_s=size.gap_s if gap_s is None else gap_s)
-    storyteller = Storyteller(show=show and not json)
+    storyteller = Storyteller(show=tour and not json)
     watcher = demo.Watcher(
         progress=say, on_cell=storyteller.cell, on_killed=storyteller.killed if storyteller.shows else None
     )
-    result = anyio.run(lambda: demo.run(size, scratch=folder / "work", watcher=watcher))
+    work = folder / "work"
+    result = anyio.run(lambda: demo.run(size, scratch=work, watcher=watcher))
+    shutil.rmtree(work)  # states and logs; kept where a run has failed, for whoever looks for the cause
     save_run(result, folder)
     if json:
         print_json(result.summary)
@@ -58,19 +79,37 @@ def bench_demo(
 
 @app.command("zygote")
 def bench_zygote(*, quick: QuickOption = False, json: JsonOption = False, runs: RunsOption = _RUNS) -> None:
-    """Server start to tools/list, cold and forked from a preloaded process."""
+    """Server start to tools/list, cold and forked.
+
+    Forked is from a preloaded process.
+    """
+    import anyio
+
+    from headstart.bench import zygote
+
     _finish(anyio.run(lambda: zygote.run(quick=quick, progress=say)), _run_folder(runs, "zygote"), json=json)
 
 
 @app.command("start")
 def bench_start(*, quick: QuickOption = False, json: JsonOption = False, runs: RunsOption = _RUNS) -> None:
-    """Sandbox creation to the end of its first command, back to back and with pauses."""
+    """Sandbox creation to the end of its first command.
+
+    Back to back and with pauses.
+    """
+    import anyio
+
+    from headstart.bench import start
+
     _finish(anyio.run(lambda: start.run(quick=quick)), _run_folder(runs, "start"), json=json)
 
 
 @app.command("proxy")
 def bench_proxy(*, quick: QuickOption = False, json: JsonOption = False, runs: RunsOption = _RUNS) -> None:
     """What the proxy adds to a stream, and the gateway to a call."""
+    import anyio
+
+    from headstart.bench import gateway, proxy
+    from headstart.bench.result import BenchResult
 
     async def both() -> BenchResult:
         streams = await proxy.run(quick=quick)
@@ -87,6 +126,8 @@ def bench_proxy(*, quick: QuickOption = False, json: JsonOption = False, runs: R
 @app.command("routing")
 def bench_routing(*, quick: QuickOption = False, json: JsonOption = False, runs: RunsOption = _RUNS) -> None:
     """What deciding costs: keywords per delta, transitions per step."""
+    from headstart.bench import routing
+
     _finish(routing.run(quick=quick), _run_folder(runs, "routing"), json=json)
 
 
@@ -95,6 +136,8 @@ def _run_folder(runs: Path, name: str) -> Path:
 
 
 def _finish(result: BenchResult, folder: Path, *, json: bool) -> None:
+    from headstart.bench.result import save_run
+
     save_run(result, folder)
     if json:
         print_json(result.summary)

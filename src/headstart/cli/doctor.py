@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import anyio
 import typer
-from rich.text import Text
 
-from headstart.backends.probes import Probe, ProbeStatus, probe_all
 from headstart.cli.terminal import print_json, show
+
+if TYPE_CHECKING:
+    from headstart.backends.probes import Probe
 
 __all__ = ["doctor"]
 
-_STYLES = {ProbeStatus.OK: "green", ProbeStatus.WEAK: "yellow", ProbeStatus.MISSING: "red"}
+_STYLES = {"ok": "green", "weak": "yellow", "missing": "red"}
 
 
 def doctor(
     *,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what this machine can do, and what to do about what is missing."""
+    """Say what this machine can do, and what to do about the rest."""
+    import anyio
+
+    from headstart.backends.probes import probe_all
+
     probes = anyio.run(probe_all)
     if json:
         print_json({"probes": [{**asdict(probe), "status": probe.status.value} for probe in probes]})
@@ -30,10 +34,12 @@ def doctor(
 
 
 def _print_table(probes: tuple[Probe, ...]) -> None:
+    from rich.text import Text
+
     width = max(len(probe.name) for probe in probes)
     for probe in probes:
         line = Text(f"{probe.name:<{width}}  ")
-        line.append(f"{probe.status.value:<8}", style=_STYLES[probe.status])
+        line.append(f"{probe.status.value:<8}", style=_STYLES[probe.status.value])
         line.append(probe.found)
         show(line)
         if probe.cure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -22,8 +23,11 @@ def env(
     config: ConfigOption = None,
     state_dir: StateOption = None,
 ) -> None:
-    """Print what to set for an agent; the lines can be given to `eval`."""
+    """Print what to set for an agent; it can be given to `eval`.
+
+    Whatever else there is to do is in comments.
+    """
     settings = read_settings(config, state_dir)
     service = settings.service
-    root = f"http://{host_for_url(service.host)}:{service.port}" + (f"/s/{session}" if session else "")
+    root = f"http://{host_for_url(service.host)}:{service.port}" + (f"/s/{quote(session, safe='')}" if session else "")
     print(instructions(agent, Endpoint(root=root, upstreams=settings.upstreams, key=bool(service.keys))))

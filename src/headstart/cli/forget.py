@@ -19,7 +19,10 @@ def forget(
     principal: Annotated[str | None, typer.Option(help="Whose; default: everybody's.")] = None,
     state_dir: StateOption = None,
 ) -> None:
-    """Erase learned counts and texts, traces and journals; lists of servers are learned anew."""
+    """Erase what was learned, traces and journals.
+
+    Lists of servers are learned anew.
+    """
     query = f"?principal={principal}" if principal else ""
     answer = ask(find_service(state_dir_of(state_dir)), "POST", f"/headstart/forget{query}")
     print(f"forgotten: {', '.join(f'{count} {what}' for what, count in answer.items())}")

@@ -1,7 +1,7 @@
 """The `headstart` command.
 
 `headstart mcp` is started by agents once per session and must be up at once, so it is
-dispatched before anything heavy is imported.
+dispatched before anything else is imported.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ import sys
 
 __all__ = ["main"]
 
+_INTERRUPTED_STATUS = 130
+
 
 def main() -> None:
     """Run the command line and leave with its exit status."""
+    try:
+        sys.exit(_run())
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED_STATUS)  # whoever interrupts knows it, and a traceback is no answer
+
+
+def _run() -> int:
     if sys.argv[1:2] == ["mcp"]:
-        from headstart.cli.mcp import main as mcp_main  # noqa: PLC0415 the shim must not pay for typer and rich
+        from headstart.cli.mcp import main as mcp_main
 
-        sys.exit(mcp_main(sys.argv[2:]))
-    from headstart.cli.commands import run  # noqa: PLC0415 everything else may
+        return mcp_main(sys.argv[2:])
+    from headstart.cli.commands import run
 
-    sys.exit(run())
+    return run()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from headstart.cli.service_file import NotRunning, ServiceFile, find_service
 from headstart.cli.state import STATE_IN_USE_STATUS, state_dir
@@ -25,7 +26,7 @@ _LOG_TAIL_BYTES = 16_384
 
 def main(arguments: list[str]) -> int:
     """Run the shim until stdin ends; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="headstart mcp", description=(__doc__ or "").partition("\n")[0])
+    parser = _Parser(prog="headstart mcp", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--server", help="one server with its own names; default: all, merged")
     parser.add_argument("--session", help="the session to join; default: one of its own")
     parser.add_argument("--config", help="headstart.toml, for a service that has to be started")
@@ -43,6 +44,14 @@ def main(arguments: list[str]) -> int:
         base_url=service.url, server=given.server, session=given.session, key=os.environ.get("HEADSTART_KEY")
     )
     return bridge(route, stdin=sys.stdin.buffer, stdout=sys.stdout.buffer, stderr=sys.stderr)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong command line the way every other command does."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {self.prog}: {message}\nhint: see {self.prog} --help", file=sys.stderr)
+        sys.exit(2)
 
 
 def _running(folder: Path, *, config: str | None) -> ServiceFile:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import anyio
 import typer
 
-from headstart.bench.replay_model import Recording, load_recordings, serve
 from headstart.cli.terminal import say
 from headstart.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headstart.bench.replay_model import Recording
 
 __all__ = ["replay_model"]
 
@@ -24,7 +25,11 @@ def replay_model(
     ttft_ms: Annotated[float, typer.Option(min=0, help="Time to the first token.")] = 300.0,
     tpot_ms: Annotated[float, typer.Option(min=0, help="Time per output token.")] = 20.0,
 ) -> None:
-    """Play recorded conversations at a chosen pace, as an OpenAI-compatible model server."""
+    """Play recorded conversations as an OpenAI-compatible server."""
+    import anyio
+
+    from headstart.bench.replay_model import load_recordings
+
     loaded = load_recordings(recordings)
     try:
         anyio.run(_serve, loaded, port, ttft_ms / 1000, tpot_ms / 1000, backend_options={"use_uvloop": True})
@@ -36,6 +41,10 @@ def replay_model(
 
 
 async def _serve(recordings: tuple[Recording, ...], port: int, ttft_s: float, tpot_s: float) -> None:
+    import anyio
+
+    from headstart.bench.replay_model import serve
+
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with serve(recordings, ttft_s=ttft_s, tpot_s=tpot_s, port=port) as base_url:
             say(f"replay-model: {base_url} plays {len(recordings)} conversations; model names are replay/<session>")

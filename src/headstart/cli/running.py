@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from typing import Any
-
-import httpx2
+from urllib.parse import urlsplit
 
 from headstart.cli.service_file import NotRunning, ServiceFile
 from headstart.errors import HeadstartError
@@ -15,24 +16,27 @@ __all__ = ["ask"]
 def ask(service: ServiceFile, method: str, path: str, *, timeout_s: float = 10.0) -> dict[str, Any]:
     """Send one request to the control routes.
 
+    Standard library only: a command that asks one question must not take longer to import a
+    client than to get its answer.
+
     Raises:
         NotRunning: It does not answer.
         HeadstartError: It refuses; the message is its own.
     """
+    import http.client
+
+    where = urlsplit(service.url)
     try:
-        response = httpx2.request(
-            method,
-            service.url + path,
-            headers={"X-Headstart-Control": service.token},
-            timeout=timeout_s,
-            trust_env=False,
-        )
-    except httpx2.HTTPError as exc:
+        with closing(http.client.HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)) as connection:
+            connection.request(method, path, headers={"X-Headstart-Control": service.token})
+            response = connection.getresponse()
+            status, body = response.status, response.read()
+        answer: dict[str, Any] = json.loads(body)
+    except (OSError, http.client.HTTPException, ValueError) as exc:
         raise NotRunning(
-            f"the service at {service.url} (pid {service.pid}) does not answer: {exc}",
+            f"the service at {service.url} (pid {service.pid}) does not answer: {exc or type(exc).__name__}",
             hint="look at its terminal or log; as a last resort end it by its pid",
         ) from exc
-    answer: dict[str, Any] = response.json()
-    if response.status_code >= 400:
-        raise HeadstartError(str(answer.get("error", response.text)), hint=answer.get("hint"))
+    if status >= 400:
+        raise HeadstartError(str(answer.get("error", answer)), hint=answer.get("hint"))
     return answer

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import platformdirs
 import typer
 
 from headstart.cli.state import state_dir
-from headstart.config.load import load_settings
-from headstart.config.model import Settings
 from headstart.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headstart.config.model import Settings
 
 __all__ = ["ConfigOption", "StateOption", "read_settings"]
 
@@ -31,6 +32,8 @@ def read_settings(config: Path | None, state: Path | None = None, *, mcp_files: 
     Raises:
         ConfigError: A named file is missing or wrong, or there is nothing to serve.
     """
+    from headstart.config.load import load_settings
+
     found = config or _default_config()
     if found is not None and not found.exists():
         raise ConfigError("no such file", where=str(found), hint="headstart init --from .mcp.json makes one")

@@ -28,13 +28,18 @@ def only_one(state_dir: Path) -> Generator[None]:
 
     Raises:
         StateInUse: Another service holds it.
+        ConfigError: It cannot be used.
     """
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        told = f"cannot be used as the state directory: {exc.strerror}"
+        raise ConfigError(told, where=str(state_dir), hint="choose one of your own with --state-dir") from exc
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
-        hint = "headstart stop ends it; --state-dir gives a second service a state of its own"
+        hint = "headstart stop ends it; --state-dir gives this command a state of its own"
         raise StateInUse("a service is running on this state directory", where=str(state_dir), hint=hint) from exc
     else:
         yield

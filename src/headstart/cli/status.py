@@ -28,7 +28,10 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     state_dir: StateOption = None,
 ) -> None:
-    """Show the live pool, each predictor's record, and what was passed through unread."""
+    """Show the live pool, and how guesses fared.
+
+    Also from what servers start, and what was passed through unread.
+    """
     service = find_service(state_dir_of(state_dir))
     found = ask(service, "GET", "/headstart/status")
     if json:
@@ -157,7 +160,7 @@ def _rows(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _heading(text: str) -> RenderableType:
-    from rich.text import Text  # noqa: PLC0415 --json must not wait for it
+    from rich.text import Text
 
     return Text(text, style="bold")
 

@@ -25,11 +25,12 @@ def stop(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     state_dir: StateOption = None,
 ) -> None:
-    """Stop the service of this state directory, and count what is left of it."""
+    """Stop the service, and count what is left of it."""
     folder = state_dir_of(state_dir)
     service = find_service(folder)
     watched = watch(service.pid, state_dir=folder)
     ask(service, "POST", "/headstart/stop")
+    say(f"stopping the service (pid {service.pid}); calls that are running may take up to {_LONGEST_S:.0f} s")
     _wait_gone(watched, service.pid)
     left = watched.remains()
     if json:

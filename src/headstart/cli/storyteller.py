@@ -9,13 +9,12 @@ from rich.text import Text
 
 from headstart.bench.demo.cells import CellResult
 from headstart.bench.demo.kill import Killed
+from headstart.bench.demo.models import MAIN_TPOT_S
 from headstart.bench.demo.report import table
 from headstart.cli.terminal import console
 from headstart.cli.waterfall import waterfall
 
 __all__ = ["Storyteller"]
-
-_TOLD_PACE_S = 0.020
 
 
 class Storyteller:
@@ -30,7 +29,7 @@ class Storyteller:
         """Show one session's waterfall of a mode at the main pace, and the first wrong guess there is."""
         if not self.shows:
             return
-        if result.tpot_s == _TOLD_PACE_S:
+        if result.tpot_s == MAIN_TPOT_S:
             self._title(f"{result.cell.name}: one session")
             for line in waterfall(_most_telling(result)):
                 self._out.print(line)
@@ -59,7 +58,7 @@ class Storyteller:
         """Print the table of every pace, and the ratios at the main one."""
         for pace in summary["paces"]:
             self._out.print()
-            self._out.print(table(pace["modes"], title=f"{pace['tpot_ms']:.0f} ms per token"))
+            self._out.print(table(pace["modes"], tpot_ms=pace["tpot_ms"]))
         self._out.print()
         for name, ratio in summary["ratios"].items():
             self._out.print(f"{name.replace('_', ' ')}: {ratio:.2f}")

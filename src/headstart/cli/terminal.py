@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headstart.errors import HeadstartError
+from headstart.errors import BackendError, HeadstartError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,7 +21,7 @@ _PIPED_WIDTH = 200
 
 def console() -> Console:
     """A console for data; plain text when stdout is not a terminal, and brackets in it are brackets."""
-    from rich.console import Console  # noqa: PLC0415 commands that print one plain line must not wait for it
+    from rich.console import Console
 
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
     return Console(file=sys.stdout, highlight=False, markup=False, width=width)
@@ -38,7 +38,7 @@ def show(*parts: RenderableType) -> None:
 
 def table(*columns: str, header: bool = True) -> Table:
     """A table without lines, indented below its heading; what does not fit is folded."""
-    from rich.table import Table  # noqa: PLC0415 as `console`
+    from rich.table import Table
 
     made = Table(box=None, header_style="dim", pad_edge=True, padding=(0, 0, 0, 2), show_header=header)
     for column in columns:
@@ -57,7 +57,8 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def print_error(error: HeadstartError) -> None:
-    """Print `error: …` and, where there is a cure, `hint: …`."""
+    """Print `error: …` and `hint: …`, the cure."""
     say(f"error: {error}")
-    if error.hint:
-        say(f"hint: {error.hint}")
+    hint = error.hint or ("headstart doctor says what this machine can do" if isinstance(error, BackendError) else None)
+    if hint:
+        say(f"hint: {hint}")

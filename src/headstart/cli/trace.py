@@ -24,7 +24,10 @@ def trace(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     state_dir: StateOption = None,
 ) -> None:
-    """Print the waterfall of a session: model time, preparations, waits, waste, savings."""
+    """Print the waterfall of a session.
+
+    Model time, what was prepared and why, waits, waste, savings; also of a service that has stopped.
+    """
     folder = state_dir_of(state_dir)
     try:
         service = find_service(folder)
@@ -35,7 +38,7 @@ def trace(
     if json:
         print_json(found)
         return
-    from headstart.cli.waterfall import waterfall  # noqa: PLC0415 drawing is not needed for --json
+    from headstart.cli.waterfall import waterfall
 
     show(*waterfall(found, width=console().width))
 
@@ -44,8 +47,8 @@ def _recorded(folder: Path, session: str, stopped: NotRunning) -> dict[str, Any]
     """Return what the route would have answered, from the record of a service that has stopped."""
     if not (folder / "state.sqlite").exists():
         raise stopped
-    from headstart.cli.plain import plain  # noqa: PLC0415 as below
-    from headstart.runtime.record import read_trace  # noqa: PLC0415 a running service reads its own
+    from headstart.cli.plain import plain
+    from headstart.runtime.record import read_trace
 
     found = read_trace(folder, session)
     if found is None:

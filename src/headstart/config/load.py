@@ -29,7 +29,15 @@ from headstart.config.model import (
     Upstream,
     WarmupCall,
 )
-from headstart.config.problems import duplicate_key, first_location, invalid_value, line_in_json, line_in_toml
+from headstart.config.problems import (
+    broken_json,
+    broken_toml,
+    duplicate_key,
+    first_location,
+    invalid_value,
+    line_in_json,
+    line_in_toml,
+)
 from headstart.errors import ConfigError
 from headstart.ids import ResourceId
 
@@ -117,7 +125,7 @@ def read_mcp_file(path: Path, *, variables: Mapping[str, str]) -> list[ServerSet
             raise error
         file = McpFile.model_validate_json(text)
     except json.JSONDecodeError as exc:
-        raise ConfigError(f"not valid JSON: {exc.msg}", where=f"{path.name}:{exc.lineno}") from exc
+        raise broken_json(exc, file=path.name) from exc
     except ValidationError as exc:
         line = line_in_json(text, first_location(exc))
         raise invalid_value(exc, model=McpFile, where=f"{path.name}:{line}", prefix=[]) from exc
@@ -235,8 +243,7 @@ def _read_headstart_file(path: Path) -> tuple[HeadstartFile, str]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        line = re.search(r"line (\d+)", str(exc))
-        raise ConfigError(f"not valid TOML: {exc}", where=f"{path.name}:{line.group(1) if line else 1}") from exc
+        raise broken_toml(exc, text, file=path.name) from exc
     try:
         return HeadstartFile.model_validate(data), text
     except ValidationError as exc:
@@ -246,7 +253,7 @@ def _read_headstart_file(path: Path) -> tuple[HeadstartFile, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
     except (OSError, UnicodeDecodeError) as exc:
         told = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise ConfigError(

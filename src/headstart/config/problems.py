@@ -1,4 +1,4 @@
-"""Turning what is wrong with a file into one line that names file, line, key and cure.
+"""Turning what is wrong with a file into one line that names file, line, key and its cure.
 
 mcp.json:7: playwright.headstart.instnace: unknown key. hint: did you mean "instance"?
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from json_source_map import calculate  # pyright: ignore[reportMissingTypeStubs] has none
@@ -16,9 +17,53 @@ from pydantic import BaseModel, ValidationError
 
 from headstart.errors import ConfigError
 
-__all__ = ["duplicate_key", "first_location", "invalid_value", "line_in_json", "line_in_toml"]
+__all__ = [
+    "broken_json",
+    "broken_toml",
+    "duplicate_key",
+    "first_location",
+    "invalid_value",
+    "line_in_json",
+    "line_in_toml",
+]
 
 Path = Sequence[str | int]
+
+_JSON_CURES = {
+    "Expecting property name": 'names stand in "double quotes"; no comma goes before a }, and JSON has no comments',
+    "Expecting value": 'a value is missing: text stands in "double quotes", and no comma goes before a ]',
+    "Expecting ',' delimiter": "put a comma between two entries, or close the bracket that was opened above",
+    "Expecting ':' delimiter": 'write "name": value',
+    "Illegal trailing comma": "take the comma before the bracket away",
+    "Extra data": "the file is one JSON object: take away what follows its last }",
+    "Unterminated string": 'end the text with "',
+    "Invalid control character": "write a line break inside of text as \\n",
+    "Invalid \\": "write a backslash inside of text as \\\\",
+}
+_TOML_CURES = {
+    "Expected '=' after a key": "write name = value; the name of a table stands in [brackets]",
+    "Expected ']'": "close the bracket",
+    "Expected newline or end of document": "one name = value stands on a line",
+    "Invalid value": 'a value is text in "quotes", a number, true, false, or a [list]',
+    "Invalid statement": "a line is name = value, [table], or a # comment",
+    "Cannot": "the same name is there already: remove one of the two",
+    "Unclosed": "close the bracket that was opened above",
+    "Unterminated": "close the text or the bracket that was opened above",
+    "Illegal character": "end the text with a quote on the same line",
+    "Unescaped": "write a backslash inside of text as \\\\, or put the text in 'single quotes'",
+}
+_VALUE_CURES = {
+    "string": 'write text, in "quotes"',
+    "int": "write a whole number, without quotes",
+    "float": "write a number, without quotes",
+    "bool": "write true or false, without quotes",
+    "list": "write a list: [ … ]",
+    "dict": "write names with values: { … }",
+    "model": "write names with values: { … }",
+    "greater": "choose a bigger number",
+    "less": "choose a smaller number",
+}
+"""What to do, by how the parser's or the checker's own words begin."""
 
 
 def line_in_json(text: str, path: Path) -> int:
@@ -71,6 +116,26 @@ def duplicate_key(text: str, *, file: str) -> ConfigError | None:
     return ConfigError("appears twice", where=f"{file}:{line}", key=key, hint="rename or remove one of the two")
 
 
+def broken_json(error: json.JSONDecodeError, *, file: str) -> ConfigError:
+    """Tell where JSON text cannot be read, what is wrong there, and what to write."""
+    hint = _cure(_JSON_CURES, error.msg) or "compare with docs/reference/configuration.md"
+    where = f"{file}:{error.lineno}:{error.colno}"
+    return ConfigError(f"not valid JSON: {error.msg[0].lower()}{error.msg[1:]}", where=where, hint=hint)
+
+
+def broken_toml(error: tomllib.TOMLDecodeError, text: str, *, file: str) -> ConfigError:
+    """Tell where TOML text cannot be read, what is wrong there, and what to write."""
+    found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error), re.DOTALL)
+    message = found.group(1) if found else str(error)
+    if found and found.group(2):
+        place = f"{found.group(2)}:{found.group(3)}"
+    else:
+        last = text.rstrip().splitlines() or [""]
+        place = f"{len(last)}:{len(last[-1]) + 1}"
+    hint = _cure(_TOML_CURES, message) or "compare with docs/reference/configuration.md"
+    return ConfigError(f"not valid TOML: {message[0].lower()}{message[1:]}", where=f"{file}:{place}", hint=hint)
+
+
 def invalid_value(error: ValidationError, *, model: type[BaseModel], where: str, prefix: Path) -> ConfigError:
     """Tell the first thing that pydantic found wrong, the way a person would."""
     problem = error.errors(include_url=False)[0]
@@ -90,13 +155,19 @@ def invalid_value(error: ValidationError, *, model: type[BaseModel], where: str,
                 f"{problem['input']!r} is not possible here", where=where, key=key, hint=f"use {expected}"
             )
         case _:
-            said = problem["msg"][0].lower() + problem["msg"][1:]
-            return ConfigError(f"{said}, not {_short(problem['input'])}", where=where, key=key)
+            said = problem["msg"].partition(" or instance of")[0].replace("Input should", "should").strip()
+            said = said[0].lower() + said[1:]
+            hint = _cure(_VALUE_CURES, problem["type"]) or "docs/reference/configuration.md says what goes here"
+            return ConfigError(f"{said}, not {_short(problem['input'])}", where=where, key=key, hint=hint)
 
 
 def first_location(error: ValidationError) -> list[str | int]:
     """The path of the first problem, without pydantic's names for union branches."""
     return [part for part in error.errors(include_url=False)[0]["loc"] if not _is_branch(part)]
+
+
+def _cure(cures: Mapping[str, str], problem: str) -> str | None:
+    return next((cure for beginning, cure in cures.items() if problem.startswith(beginning)), None)
 
 
 def _is_branch(part: str | int) -> bool:
