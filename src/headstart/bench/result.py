@@ -33,15 +33,16 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def save_run(result: BenchResult, folder: Path) -> Path:
-    """Write `summary.json` and `samples.jsonl` into a folder that must not exist yet.
+    """Write `summary.json` and `samples.jsonl` into a folder, beside what the run itself has put there.
 
     Raises:
-        FileExistsError: A run is there already; runs are never overwritten.
+        FileExistsError: Another run's are there already; runs are never overwritten.
     """
-    folder.mkdir(parents=True)
-    with (folder / "samples.jsonl").open("w", encoding="utf-8") as file:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "samples.jsonl").open("x", encoding="utf-8") as file:
         for sample in result.samples:
             file.write(json.dumps(sample, ensure_ascii=False) + "\n")
     summary = {**result.summary, "notes": list(result.notes)}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with (folder / "summary.json").open("x", encoding="utf-8") as file:
+        file.write(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return folder

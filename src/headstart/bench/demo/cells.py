@@ -1,33 +1,35 @@
-"""One cell of the demo's table: one pool mode at one pace, in a service of its own."""
+"""The cells of the demo's table: a pool mode has one service, and each pace runs on it.
+
+What a mode prepares once (its zygotes) is made once and counted in each of its cells. A
+pace begins with no sandbox of another one standing, and the service is told not to learn,
+so that the second pace knows no more than the first did.
+
+In reserved mode the sessions are opened before they begin to talk, and all that was
+started for them is waited for: every configured server is warm for every session. The
+alternative, spare sets for sessions to come, refills a set while it is used, which would
+charge the mode with twice the memory that its sessions need.
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
-import httpx2
 
-from headstart.bench.demo.agent import SessionRecord, run_session
+from headstart.bench.demo.agent import SessionRecord
 from headstart.bench.demo.meter import TreeMeter
+from headstart.bench.demo.models import Pace
+from headstart.bench.demo.service import Served, ServiceConfig, serving, session_name
 from headstart.bench.demo.world import World
 from headstart.bench.replay_model import Recording
-from headstart.errors import HeadstartError
 
-__all__ = ["CELLS", "Cell", "CellResult", "Pace", "Served", "open_model", "run_cell", "run_one", "serving"]
-
-_READY_TIMEOUT_S = 60.0
-_RESERVED_TIMEOUT_S = 180.0
-_STOP_TIMEOUT_S = 30.0
+__all__ = ["CELLS", "Cell", "CellResult", "Stage", "run_modes", "unused_cpu_s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +39,6 @@ class Cell:
     name: str
     mode: str
     zygotes: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How fast the model writes, how far apart the sessions begin, and where cells keep their state."""
-
-    model_url: str
-    tpot_s: float
-    gap_s: float
-    scratch: Path
 
 
 CELLS = (
@@ -59,190 +51,143 @@ CELLS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What all cells of a run have in common.
+
+    Attributes:
+        recordings: The conversations, a session each.
+        learned: The state directory that each service begins with a copy of.
+        scratch: Where they work.
+        gap_s: From the beginning of one session to that of the next.
+    """
+
+    world: World
+    recordings: tuple[Recording, ...]
+    paces: tuple[Pace, ...]
+    backend: str
+    learned: Path
+    scratch: Path
+    gap_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class CellResult:
     """What one cell measured.
 
     Attributes:
         traces: Each session's trace, as the service tells it.
-        cpu_s: Burnt by everything below the service (sandboxes, zygotes, the spawner), start to end.
-        peak_bytes: PSS of the same, at its highest sample.
+        wasted_s: CPU-seconds of sandboxes that served no call, gone or still there.
+        cpu_s: Burnt below the service (sandboxes, zygotes, the spawner): by what the mode
+            prepared before its first pace, and since the pace before.
+        peak_bytes: PSS of the same while the sessions ran, at its highest sample.
+        phases_s: Where the wall time went, for those who wait for the demo.
     """
 
     cell: Cell
     tpot_s: float
     sessions: list[SessionRecord] = field(default_factory=list[SessionRecord])
     traces: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    status: dict[str, Any] = field(default_factory=dict[str, Any])
+    wasted_s: float = 0.0
     cpu_s: float = 0.0
     peak_bytes: int = 0
+    phases_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """A service that runs."""
+async def run_modes(stage: Stage, cells: Sequence[Cell], *, on_cell: Callable[[CellResult], None]) -> list[CellResult]:
+    """Run all conversations at every pace, in one mode after the other, and take the numbers.
 
-    process: subprocess.Popen[bytes]
-    url: str
-    token: str
-    log: Path
-
-    async def ask(self, path: str) -> dict[str, Any]:
-        """Ask a control route."""
-        async with httpx2.AsyncClient(trust_env=False, timeout=30) as http:
-            response = await http.get(self.url + path, headers={"X-Headstart-Control": self.token})
-            response.raise_for_status()
-            found: dict[str, Any] = response.json()
-            return found
-
-
-@asynccontextmanager
-async def open_model(recordings: Path, *, tpot_s: float, ttft_s: float = 0.3) -> AsyncGenerator[str]:
-    """Run the replay model in a process of its own and yield its base URL."""
-    paces = ("--ttft-ms", str(ttft_s * 1000), "--tpot-ms", str(tpot_s * 1000))
-    command = (sys.executable, "-m", "headstart", "replay-model", str(recordings), "--port", "0", *paces)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        with anyio.fail_after(_READY_TIMEOUT_S):
-            line = await anyio.to_thread.run_sync(_first_line, process, abandon_on_cancel=True)
-        if "http://" not in line:
-            raise HeadstartError(f"the replay model did not start: {line.strip()}")
-        yield next(word for word in line.split() if word.startswith("http://"))
-    finally:
-        process.terminate()
-        process.wait()
-        if process.stderr:
-            process.stderr.close()
-
-
-def _first_line(process: subprocess.Popen[str]) -> str:
-    return process.stderr.readline() if process.stderr else ""
-
-
-@asynccontextmanager
-async def serving(
-    world: World, cell: Cell, *, model_url: str, state_dir: Path, sets: int, backend: str
-) -> AsyncGenerator[Served]:
-    """Run `headstart serve` in one cell's mode; on leaving, it has stopped.
-
-    Raises:
-        HeadstartError: It did not start; the message has the end of its log.
+    All that the modes prepare is prepared before the first of them is measured, so that
+    it uses every core; while one is measured, the services of the others stand idle.
     """
-    config = state_dir.with_suffix(".toml")
-    config.write_text(_config(world, cell, model_url=model_url, sets=sets, backend=backend), encoding="utf-8")
-    log = state_dir.with_suffix(".log")
-    command = (
-        sys.executable,
-        "-m",
-        "headstart",
-        "serve",
-        "--config",
-        str(config),
-        "--state-dir",
-        str(state_dir),
-        "--port",
-        "0",
+    results: list[CellResult] = []
+    began_s = time.monotonic()
+    async with serving(*(_config(stage, cell) for cell in cells)) as services:
+        prepared = await _prepare(services)
+        prepared_s = time.monotonic() - began_s
+        for cell, served, meter in zip(cells, services, prepared, strict=True):
+            prepared_cpu_s = meter.cpu_s
+            async with meter.sampling():
+                for pace in stage.paces:
+                    result = CellResult(cell=cell, tpot_s=pace.tpot_s, phases_s={"prepare": prepared_s})
+                    await _run_pace(stage, served, pace, meter, result)
+                    result.cpu_s += prepared_cpu_s
+                    results.append(result)
+                    on_cell(result)
+    return results
+
+
+def _config(stage: Stage, cell: Cell) -> ServiceConfig:
+    state_dir = stage.scratch / cell.name
+    shutil.copytree(stage.learned, state_dir)
+    return ServiceConfig(
+        state_dir=state_dir,
+        mcp_file=stage.world.mcp_file,
+        paces=stage.paces,
+        backend=stage.backend,
+        mode=cell.mode,
+        zygotes=cell.zygotes,
     )
-    with log.open("wb") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink)
-    try:
-        yield await _until_ready(process, state_dir / "service.json", log)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(_reap, process)
 
 
-def _config(world: World, cell: Cell, *, model_url: str, sets: int, backend: str) -> str:
-    return f"""
-mcp = {json.dumps(str(world.mcp_file))}
-[upstreams]
-default = {json.dumps(model_url)}
-[service]
-backend = {json.dumps(backend)}
-[pool]
-mode = {json.dumps(cell.mode)}
-zygotes = {json.dumps(cell.zygotes)}
-reserved_sets = {sets}
-memory_mb = 16000
-"""
+async def _prepare(services: Sequence[Served]) -> list[TreeMeter]:
+    """Wait for all zygotes; what they burn is seen by the meters, one for each service."""
+    meters = [TreeMeter(served.process.pid) for served in services]
+    async with AsyncExitStack() as stack:
+        for meter in meters:
+            await stack.enter_async_context(meter.sampling())
+        for served in services:
+            await served.until_zygotes_stand()
+    return meters
 
 
-async def _until_ready(process: subprocess.Popen[bytes], file: Path, log: Path) -> Served:
-    with anyio.move_on_after(_READY_TIMEOUT_S):
-        while process.poll() is None:
-            if file.exists():
-                told = json.loads(file.read_text(encoding="utf-8"))
-                return Served(process=process, url=told["url"], token=told["token"], log=log)
-            await anyio.sleep(0.02)
-    end = log.read_text(encoding="utf-8", errors="replace")[-2_000:]
-    raise HeadstartError(f"headstart serve did not start; the end of its log:\n{end}")
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-async def run_cell(
-    world: World, cell: Cell, pace: Pace, *, learned: Path, recordings: Sequence[Recording], backend: str
-) -> CellResult:
-    """Run all conversations in one mode, and take the numbers."""
-    name = f"{cell.name}-{pace.tpot_s * 1000:.0f}ms"
-    state_dir = pace.scratch / name
-    shutil.copytree(learned, state_dir)
-    result = CellResult(cell=cell, tpot_s=pace.tpot_s)
-    async with serving(
-        world, cell, model_url=pace.model_url, state_dir=state_dir, sets=len(recordings), backend=backend
-    ) as served:
-        meter = TreeMeter(served.process.pid)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(meter.run)
-            await _until_settled(served, cell, world, sets=len(recordings))
-            await _run_sessions(served, recordings, pace.gap_s, result)
-            tasks.cancel_scope.cancel()
+async def _run_pace(stage: Stage, served: Served, pace: Pace, meter: TreeMeter, result: CellResult) -> None:
+    names = [session_name(recording, pace) for recording in stage.recordings]
+    await meter.sample()
+    burnt_before_s = meter.cpu_s
+    unused_before_s = unused_cpu_s((await served.ask("/headstart/status"))["pool"])
+    if result.cell.mode == "reserved":
+        with _timed(result, "reserve"):
+            await _reserve(served, names, servers=len(stage.world.servers))
+    meter.forget_peak()
+    with _timed(result, "sessions"):
+        await _run_sessions(stage, served, pace, result)
+    with _timed(result, "numbers"):
         await meter.sample()
-        result.status = await served.ask("/headstart/status")
-        for record in result.sessions:
-            result.traces.append(await served.ask(f"/headstart/trace/{record.session}"))
-    result.peak_bytes = meter.peak_bytes
-    result.cpu_s = meter.cpu_s
-    return result
+        result.peak_bytes = meter.peak_bytes
+        result.cpu_s = meter.cpu_s - burnt_before_s
+        result.wasted_s = unused_cpu_s((await served.ask("/headstart/status"))["pool"]) - unused_before_s
+        result.traces = [await served.ask(f"/headstart/trace/{name}") for name in names]
+    with _timed(result, "end"):
+        for name in names:
+            await served.end_session(name)
+        await served.until_sandboxes(0)
 
 
-async def _until_settled(served: Served, cell: Cell, world: World, *, sets: int) -> None:
-    """Wait until what the mode prepares beforehand is there: zygotes, and reserved sets."""
-    wanted = sets * len(world.servers) if cell.mode == "reserved" else 0
-    with anyio.fail_after(_RESERVED_TIMEOUT_S):
-        while True:
-            status = await served.ask("/headstart/status")
-            ready = sum(1 for sandbox in status["runtime"]["sandboxes"] if sandbox["ready"])
-            if ready >= wanted and status["runtime"]["forms_undecided"] == 0:
-                return
-            await anyio.sleep(0.2)
+@contextmanager
+def _timed(result: CellResult, phase: str) -> Generator[None]:
+    began_s = time.monotonic()
+    yield
+    result.phases_s[phase] = time.monotonic() - began_s
 
 
-async def _run_sessions(served: Served, recordings: Sequence[Recording], gap_s: float, result: CellResult) -> None:
+async def _reserve(served: Served, names: Sequence[str], *, servers: int) -> None:
+    for name in names:
+        await served.open_session(name)
+    await served.until_sandboxes(len(names) * servers)
+
+
+def unused_cpu_s(pool: Mapping[str, Any]) -> float:
+    """Return the CPU-seconds of all sandboxes that served no call, gone or still there."""
+    live = sum(float(sandbox["cpu_s"]) for sandbox in pool["sandboxes"] if sandbox["served"] == 0)
+    return float(pool["ended_unused_cpu_s"]) + live
+
+
+async def _run_sessions(stage: Stage, served: Served, pace: Pace, result: CellResult) -> None:
     async def one(recording: Recording, delay_s: float) -> None:
         await anyio.sleep(delay_s)
-        result.sessions.append(await run_one(served, recording))
+        result.sessions.append(await served.converse(recording, pace))
 
     async with anyio.create_task_group() as tasks:
-        for number, recording in enumerate(recordings):
-            tasks.start_soon(one, recording, number * gap_s)
-
-
-async def run_one(served: Served, recording: Recording) -> SessionRecord:
-    """Run one conversation through the service, as a session named like its recording."""
-    root = f"{served.url}/s/{recording.session}"
-    return await run_session(
-        session=recording.session,
-        prompt=recording.user,
-        model=recording.model,
-        model_url=f"{root}/v1",
-        mcp_url=f"{root}/mcp",
-    )
+        for number, recording in enumerate(stage.recordings):
+            tasks.start_soon(one, recording, number * stage.gap_s)

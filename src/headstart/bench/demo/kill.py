@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 
 from headstart.backends.spawner.guest.processes import descendants
-from headstart.bench.demo.cells import CELLS, Pace, Served, run_one, serving
+from headstart.bench.demo.cells import Stage
 from headstart.bench.demo.meter import command_of, is_alive
-from headstart.bench.demo.world import World
+from headstart.bench.demo.models import MAIN_TPOT_S, Pace
+from headstart.bench.demo.service import Served, ServiceConfig, serving
 from headstart.bench.replay_model import Recording
 
 __all__ = ["Killed", "kill_in_the_middle"]
 
 _WATCH_S = 10.0
+_BUSY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +39,24 @@ class Killed:
     left: Mapping[int, str]
 
 
-async def kill_in_the_middle(world: World, pace: Pace, *, learned_copy: Path, backend: str) -> Killed:
+async def kill_in_the_middle(stage: Stage) -> Killed:
     """Run two sessions, kill the service under them, and wait until nothing of it is left."""
-    cell = next(cell for cell in CELLS if cell.name == "predictive+zygote")
-    async with serving(
-        world, cell, model_url=pace.model_url, state_dir=learned_copy, sets=0, backend=backend
-    ) as served:
+    state_dir = stage.scratch / "killed"
+    shutil.copytree(stage.learned, state_dir)
+    pace = next((pace for pace in stage.paces if pace.tpot_s == MAIN_TPOT_S), stage.paces[0])
+    config = ServiceConfig(
+        state_dir=state_dir,
+        mcp_file=stage.world.mcp_file,
+        paces=(pace,),
+        backend=stage.backend,
+        mode="predictive",
+        zygotes=True,
+    )
+    async with serving(config) as (served,):
         before: dict[int, str] = {}
         async with anyio.create_task_group() as tasks:
-            for recording in world.sessions[:2]:
-                tasks.start_soon(_run_until_it_breaks, served, recording)
+            for recording in stage.recordings[:2]:
+                tasks.start_soon(_converse_until_it_breaks, served, recording, pace)
             await _until_busy(served)
             before.update((pid, command_of(pid)) for pid in descendants(served.process.pid))
             os.kill(served.process.pid, signal.SIGKILL)
@@ -54,15 +64,15 @@ async def kill_in_the_middle(world: World, pace: Pace, *, learned_copy: Path, ba
         return await _watch(before)
 
 
-async def _run_until_it_breaks(served: Served, recording: Recording) -> None:
+async def _converse_until_it_breaks(served: Served, recording: Recording, pace: Pace) -> None:
     try:
-        await run_one(served, recording)
+        await served.converse(recording, pace)
     except Exception:  # noqa: BLE001 its service is killed under it: how the clients' libraries say so is not the point
         return
 
 
 async def _until_busy(served: Served) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(_BUSY_TIMEOUT_S):
         while True:
             sandboxes = (await served.ask("/headstart/status"))["pool"]["sandboxes"]
             if sum(1 for sandbox in sandboxes if sandbox["served"] > 0) >= 2:

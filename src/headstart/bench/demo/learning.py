@@ -15,13 +15,17 @@ from pathlib import Path
 
 import anyio
 
-from headstart.bench.demo.cells import Cell, open_model, run_one, serving
+from headstart.bench.demo.models import MAIN_TPOT_S, open_models
+from headstart.bench.demo.service import ServiceConfig, serving, session_name
 from headstart.bench.demo.world import World
+from headstart.bench.replay_model import Recording
 from headstart.errors import HeadstartError
 
 __all__ = ["ensure_learned"]
 
-_TRAINING = Cell("training", "predictive", zygotes=True)
+_TRAINED_AT_ONCE = 3
+_LEARNERS = ("backends", "config", "core", "gateway", "proxy", "runtime")
+"""The packages whose code decides what is learned."""
 
 
 async def ensure_learned(world: World, *, backend: str, progress: Callable[[str], None]) -> Path:
@@ -52,19 +56,36 @@ async def _init(world: World, folder: Path, state_dir: Path, *, backend: str) ->
 
 
 async def _train(world: World, state_dir: Path, *, backend: str) -> None:
-    async with (
-        open_model(world.training_file, tpot_s=0.002, ttft_s=0.05) as model_url,
-        serving(world, _TRAINING, model_url=model_url, state_dir=state_dir, sets=0, backend=backend) as served,
-    ):
-        for recording in world.training:
-            await run_one(served, recording)
+    async with open_models(world.training_file, (MAIN_TPOT_S,)) as (pace,):
+        config = ServiceConfig(
+            state_dir=state_dir,
+            mcp_file=world.mcp_file,
+            paces=(pace,),
+            backend=backend,
+            mode="predictive",
+            zygotes=True,
+            learn=True,
+        )
+        async with serving(config) as (served,):
+            await served.until_zygotes_stand()
+            limiter = anyio.CapacityLimiter(_TRAINED_AT_ONCE)
+
+            async def train(recording: Recording) -> None:
+                async with limiter:
+                    await served.converse(recording, pace)
+                    await served.end_session(session_name(recording, pace))
+
+            async with anyio.create_task_group() as tasks:
+                for recording in world.training:
+                    tasks.start_soon(train, recording)
 
 
 def _fingerprint(world: World) -> str:
     """Identify what was learned from, and the code that learned it."""
     digest = hashlib.blake2b(digest_size=16)
     package = Path(__file__).parents[2]
-    for path in (world.mcp_file, world.training_file, *sorted(package.rglob("*.py"))):
+    code = sorted(path for name in _LEARNERS for path in (package / name).rglob("*.py"))
+    for path in (world.mcp_file, world.training_file, *code):
         digest.update(path.read_bytes())
     digest.update(f"{sys.version} {os.geteuid()}".encode())
     return digest.hexdigest()

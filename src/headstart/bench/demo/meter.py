@@ -7,6 +7,8 @@ own, as last seen: what was waited for by somebody in between would not reach th
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,7 +52,7 @@ def _cpu_of(pid: int) -> tuple[int, float] | None:
 
 @dataclass(slots=True)
 class TreeMeter:
-    """Samples everything below one process until cancelled.
+    """Samples everything below one process.
 
     Attributes:
         every_s: Reading PSS costs about 1 ms per 100 MB; sampling must not become the load.
@@ -68,7 +70,20 @@ class TreeMeter:
         """CPU-seconds of all processes that were seen; what one burnt after its last sample is missing."""
         return sum(self._cpu_s.values())
 
-    async def run(self) -> None:
+    def forget_peak(self) -> None:
+        """From now on, `peak_bytes` is the peak since now."""
+        self.peak_bytes = 0
+
+    @asynccontextmanager
+    async def sampling(self) -> AsyncGenerator[None]:
+        """Sample while the block runs, and once more at its end."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run)
+            yield
+            tasks.cancel_scope.cancel()
+        await self.sample()
+
+    async def _run(self) -> None:
         while True:
             await self.sample()
             await anyio.sleep(self.every_s)

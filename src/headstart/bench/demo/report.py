@@ -9,8 +9,10 @@ from typing import Any
 from rich.table import Table
 
 from headstart.bench.demo.cells import CellResult
+from headstart.bench.replay_model import Recording
+from headstart.bench.replay_model.playback import output_tokens
 
-__all__ = ["cell_samples", "cell_summary", "ratios", "table"]
+__all__ = ["cell_samples", "cell_summary", "conversations_summary", "ratios", "table"]
 
 _P99_NEEDS = 100
 
@@ -26,7 +28,7 @@ def cell_summary(result: CellResult) -> dict[str, Any]:
         "session_s_max": max(lived),
         "provisioning_share": sum(waited) / sum(lived),
         "cold_starts": sum(trace["summary"]["cold_calls"] for trace in result.traces),
-        "wasted_s": _unused_cpu_s(result.status["pool"]),
+        "wasted_s": result.wasted_s,
         "cpu_s": result.cpu_s,
         "peak_memory_mb": result.peak_bytes / 1e6,
         "sessions": len(lived),
@@ -38,10 +40,16 @@ def cell_summary(result: CellResult) -> dict[str, Any]:
     return summary
 
 
-def _unused_cpu_s(pool: Mapping[str, Any]) -> float:
-    """CPU-seconds of sandboxes that served no call, gone or still there."""
-    live = sum(float(sandbox["cpu_s"]) for sandbox in pool["sandboxes"] if sandbox["served"] == 0)
-    return float(pool["ended_unused_cpu_s"]) + live
+def conversations_summary(recordings: Sequence[Recording]) -> dict[str, float]:
+    """How long the conversations are; a step is a generation, and hidden tokens count."""
+    tokens = [output_tokens(step) for recording in recordings for step in recording.steps]
+    calls = [sum(len(step.calls) for step in recording.steps) for recording in recordings]
+    return {
+        "sessions": len(recordings),
+        "steps_per_session_median": statistics.median(len(recording.steps) for recording in recordings),
+        "calls_per_session_median": statistics.median(calls),
+        "tokens_per_step_median": statistics.median(tokens),
+    }
 
 
 def cell_samples(result: CellResult) -> Iterable[dict[str, Any]]:
@@ -55,6 +63,7 @@ def cell_samples(result: CellResult) -> Iterable[dict[str, Any]]:
             "session": session.session,
             "seconds": session.seconds,
             "model_s": session.model_s,
+            "cell": {"phases_s": result.phases_s},
             "summary": trace["summary"],
             "calls": [
                 {"tool": call.tool, "seconds": call.ended_s - call.started_s, "is_error": call.is_error}
@@ -83,20 +92,25 @@ def ratios(modes: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def table(summaries: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
-    """Lay out one pace's cells, session seconds first."""
+def table(summaries: Mapping[str, Mapping[str, Any]], *, tpot_ms: float) -> Table:
+    """Lay out one pace's cells, session seconds first; the 99th percentile only where there are enough sessions."""
+    sessions = max(cell["sessions"] for cell in summaries.values())
+    with_p99 = all("session_s_p99" in cell for cell in summaries.values())
+    title = f"{sessions} sessions in each mode, {tpot_ms:g} ms per token"
     shown = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    columns = ("mode", "session s", "max", "waited s", "max", "share", "cold", "wasted", "CPU-s", "peak MB")
+    p99 = ("p99",) if with_p99 else ()
+    columns = ("mode", "session s", *p99, "max", "waited s", "max", "share", "cold", "wasted", "CPU-s", "peak MB")
     for number, name in enumerate(columns):
         shown.add_column(name, justify="left" if number == 0 else "right")
     for name, cell in summaries.items():
-        shown.add_row(name, *_cells(cell))
+        shown.add_row(name, *_cells(cell, with_p99=with_p99))
     return shown
 
 
-def _cells(cell: Mapping[str, Any]) -> Sequence[str]:
+def _cells(cell: Mapping[str, Any], *, with_p99: bool) -> Sequence[str]:
     return (
         f"{cell['session_s_median']:.2f}",
+        *((f"{cell['session_s_p99']:.2f}",) if with_p99 else ()),
         f"{cell['session_s_max']:.2f}",
         f"{cell['provisioning_s_mean']:.3f}",
         f"{cell['provisioning_s_max']:.3f}",

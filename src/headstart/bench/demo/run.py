@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headstart.bench.demo.cells import CELLS, CellResult, Pace, open_model, run_cell
+from headstart.bench.demo.cells import CELLS, CellResult, Stage, run_modes
 from headstart.bench.demo.kill import Killed, kill_in_the_middle
 from headstart.bench.demo.learning import ensure_learned
-from headstart.bench.demo.report import cell_samples, cell_summary, ratios
-from headstart.bench.demo.world import make_world
+from headstart.bench.demo.models import MAIN_TPOT_S, open_models
+from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios
+from headstart.bench.demo.world import World, make_world
 from headstart.bench.isolation import best_backend_name
 from headstart.bench.result import BenchResult
 
-__all__ = ["FULL", "QUICK", "Size", "Watcher", "run"]
+__all__ = ["FULL", "QUICK", "TOUR", "Size", "Watcher", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +25,27 @@ class Size:
 
     Attributes:
         sessions: In each cell.
-        paces_s: Seconds per token; every cell is run at each.
+        tpots_s: Seconds per token; every cell is run at each.
         gap_s: From the beginning of one session to that of the next.
+        servers: Those that are configured; empty: all.
+        modes_at_once: How many modes prepare side by side. Pages of files are shared by all who map
+            them, so that a service that stands idle makes the memory of another look smaller by
+            some per cent; a run that has the time does one after the other.
     """
 
     sessions: int
-    paces_s: tuple[float, ...]
+    tpots_s: tuple[float, ...]
     gap_s: float
+    servers: tuple[str, ...] = ()
+    modes_at_once: int = 1
 
 
-QUICK = Size(sessions=2, paces_s=(0.020,), gap_s=1.0)
-FULL = Size(sessions=10, paces_s=(0.005, 0.020, 0.050), gap_s=2.0)
+_EIGHT = ("markitdown", "sympy", "word", "excel", "time", "git", "files", "memory")
+"""What a short run has: some that take long to start, some light ones, and two that run on Node."""
+
+QUICK = Size(sessions=2, tpots_s=(MAIN_TPOT_S,), gap_s=0.5, servers=_EIGHT, modes_at_once=len(CELLS))
+TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050))
+FULL = Size(sessions=10, tpots_s=(0.005, MAIN_TPOT_S, 0.050), gap_s=2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,34 +77,69 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
     world = await make_world(progress=watcher.progress)
     backend = await best_backend_name(watcher.progress)
     learned = await ensure_learned(world, backend=backend, progress=watcher.progress)
+    world = world.only(size.servers) if size.servers else world
     scratch.mkdir(parents=True)
-    recordings = world.sessions[: size.sessions]
-    results: dict[float, list[CellResult]] = {}
-    for tpot_s in size.paces_s:
-        async with open_model(world.sessions_file, tpot_s=tpot_s) as model_url:
-            pace = Pace(model_url=model_url, tpot_s=tpot_s, gap_s=size.gap_s, scratch=scratch)
-            for cell in CELLS:
-                watcher.progress(f"{len(recordings)} sessions at {tpot_s * 1000:.0f} ms per token, {cell.name}")
-                result = await run_cell(world, cell, pace, learned=learned, recordings=recordings, backend=backend)
-                results.setdefault(tpot_s, []).append(result)
-                watcher.on_cell(result)
-    if watcher.on_killed is not None:
-        watcher.progress("two sessions, and a kill -9 of the service under them")
-        async with open_model(world.sessions_file, tpot_s=0.020) as model_url:
-            copy = scratch / "killed"
-            shutil.copytree(learned, copy)
-            pace = Pace(model_url=model_url, tpot_s=0.020, gap_s=size.gap_s, scratch=scratch)
-            watcher.on_killed(await kill_in_the_middle(world, pace, learned_copy=copy, backend=backend))
-    return _result(results)
+    async with open_models(world.sessions_file, size.tpots_s) as paces:
+        stage = Stage(
+            world=world,
+            recordings=world.sessions[: size.sessions],
+            paces=paces,
+            backend=backend,
+            learned=learned,
+            scratch=scratch,
+            gap_s=size.gap_s,
+        )
+        results = await _run_cells(stage, watcher, at_once=size.modes_at_once)
+        if watcher.on_killed is not None:
+            watcher.progress("two sessions, and a kill -9 of the service under them")
+            watcher.on_killed(await kill_in_the_middle(stage))
+    return _result(results, world, stage)
 
 
-def _result(results: dict[float, list[CellResult]]) -> BenchResult:
-    paces = [_pace_summary(tpot_s, cells) for tpot_s, cells in results.items()]
-    main = next(pace for pace in paces if pace["tpot_ms"] == 20.0)
-    every = [sample for cells in results.values() for cell in cells for sample in cell_samples(cell)]
-    return BenchResult(summary={**main, "paces": paces}, samples=every)
+async def _run_cells(stage: Stage, watcher: Watcher, *, at_once: int) -> list[CellResult]:
+    def measured(result: CellResult) -> None:
+        took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in result.phases_s.items())
+        watcher.progress(f"  {result.cell.name}, {result.tpot_s * 1000:g} ms per token: {took}")
+        watcher.on_cell(result)
+
+    told = f"{len(stage.recordings)} sessions on {len(stage.world.servers)} servers"
+    results: list[CellResult] = []
+    for first in range(0, len(CELLS), at_once):
+        cells = CELLS[first : first + at_once]
+        watcher.progress(f"{told}: {', '.join(cell.name for cell in cells)}")
+        results += await run_modes(stage, cells, on_cell=measured)
+    return results
 
 
-def _pace_summary(tpot_s: float, cells: Sequence[CellResult]) -> dict[str, Any]:
-    modes = {cell.cell.name: cell_summary(cell) for cell in cells}
+def _result(results: Sequence[CellResult], world: World, stage: Stage) -> BenchResult:
+    paces = [_pace_summary(pace.tpot_s, results) for pace in stage.paces]
+    main = next((pace for pace in paces if pace["tpot_ms"] == MAIN_TPOT_S * 1000), paces[0])
+    conversations = conversations_summary(stage.recordings)
+    steps, tokens = conversations["steps_per_session_median"], conversations["tokens_per_step_median"]
+    notes = (
+        f"{steps:g} steps per session and {tokens:g} tokens per step, at the median",
+        f"learned beforehand from {len(world.training)} other conversations, and nothing while measuring",
+        *_failures(results),
+    )
+    every = [sample for result in results for sample in cell_samples(result)]
+    summary = {**main, "servers": len(world.servers), "conversations": conversations, "paces": paces}
+    return BenchResult(summary=summary, samples=every, notes=notes)
+
+
+def _pace_summary(tpot_s: float, results: Sequence[CellResult]) -> dict[str, Any]:
+    modes: Mapping[str, Mapping[str, Any]] = {
+        result.cell.name: cell_summary(result) for result in results if result.tpot_s == tpot_s
+    }
     return {"tpot_ms": tpot_s * 1000, "modes": modes, "ratios": ratios(modes)}
+
+
+def _failures(results: Sequence[CellResult]) -> list[str]:
+    """Tell each call that a server answered with an error: none is meant to."""
+    failed = {
+        (call.tool, call.said)
+        for result in results
+        for session in result.sessions
+        for call in session.calls
+        if call.is_error
+    }
+    return [f"{tool} failed: {said.strip()[:200]}" for tool, said in sorted(failed)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from headstart.bench.demo.data import make_data
 from headstart.bench.replay_model import Recording, load_recordings
 from headstart.bench.servers import InstalledServer, cache_dir, ensure_installed
 
-__all__ = ["World", "make_world"]
+__all__ = ["SERVERS", "World", "make_world"]
 
 _HERE = Path(__file__).parent
 _WORK = "/tmp"  # noqa: S108 the sandbox's own
@@ -30,6 +30,8 @@ _PYTHON_SERVERS = {
     "pdf": "pymupdf4llm",
 }
 _NODE_SERVERS = {"files": "filesystem", "memory": "memory"}
+SERVERS = {**_PYTHON_SERVERS, **_NODE_SERVERS}
+"""What the demo calls them, and what they are in `servers.toml`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,14 @@ class World:
     training: tuple[Recording, ...]
     servers: tuple[str, ...]
 
+    def only(self, servers: Sequence[str]) -> World:
+        """Return a world of these servers, on the same material; what was learned of the whole holds there."""
+        known: dict[str, Any] = json.loads(self.mcp_file.read_text(encoding="utf-8"))["mcpServers"]
+        mcp_file = self.folder / "mcp-short.json"
+        chosen = {name: known[name] for name in servers}
+        mcp_file.write_text(json.dumps({"mcpServers": chosen}, indent=2), encoding="utf-8")
+        return replace(self, mcp_file=mcp_file, servers=tuple(servers))
+
 
 async def make_world(*, progress: Callable[[str], None]) -> World:
     """Install the servers that are missing, and lay out the rest; what is there already stays.
@@ -58,8 +68,7 @@ async def make_world(*, progress: Callable[[str], None]) -> World:
     Raises:
         HeadstartError: A server could not be installed.
     """
-    names = {**_PYTHON_SERVERS, **_NODE_SERVERS}
-    installed = await ensure_installed(sorted(set(names.values())), progress=progress)
+    installed = await ensure_installed(sorted(set(SERVERS.values())), progress=progress)
     folder = cache_dir().parent / "demo"
     data = folder / "data"
     if not (data / "complete").exists():
@@ -67,7 +76,7 @@ async def make_world(*, progress: Callable[[str], None]) -> World:
         make_data(data, pdf_python=installed["pymupdf4llm"].prefix / "bin" / "python")
         (data / "complete").touch()
     mcp_file = folder / "mcp.json"
-    servers = {name: _entry(name, installed[source], data) for name, source in names.items()}
+    servers = {name: _entry(name, installed[source], data) for name, source in SERVERS.items()}
     mcp_file.write_text(json.dumps({"mcpServers": servers}, indent=2), encoding="utf-8")
     sessions_file = _expanded("sessions.toml", folder, data)
     training_file = _expanded("training.toml", folder, data)

@@ -1,0 +1,69 @@
+"""The demo's conversations are what the demo says of them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from headstart.bench import demo
+from headstart.bench.demo.run import FULL, QUICK, TOUR
+from headstart.bench.demo.world import SERVERS
+from headstart.bench.replay_model import Recording, load_recordings
+from headstart.bench.replay_model.playback import output_tokens
+
+HERE = Path(demo.__file__).parent
+MEASURED = load_recordings(HERE / "sessions.toml")
+TRAINING = load_recordings(HERE / "training.toml")
+LONG = MEASURED[QUICK.sessions :]
+
+
+def tools(recording: Recording) -> tuple[str, ...]:
+    return tuple(call.name for step in recording.steps for call in step.calls)
+
+
+def servers(recording: Recording) -> set[str]:
+    return {name.split("__")[0] for name in tools(recording)}
+
+
+def contents(recordings: tuple[Recording, ...]) -> set[str]:
+    """All that a conversation says: its prompt, its texts, its calls with what they are given."""
+    steps = [step for recording in recordings for step in recording.steps]
+    calls = [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for step in steps for call in step.calls]
+    return {recording.user for recording in recordings} | {step.text for step in steps if step.text} | set(calls)
+
+
+def test_nothing_that_is_learned_from_is_measured() -> None:
+    assert contents(MEASURED) & contents(TRAINING) == set()
+
+
+def test_no_conversation_that_is_learned_from_takes_the_course_of_a_measured_one() -> None:
+    assert {tools(recording) for recording in MEASURED} & {tools(recording) for recording in TRAINING} == set()
+
+
+@pytest.mark.parametrize("recording", MEASURED, ids=lambda recording: recording.session)
+def test_users_name_no_tool_and_no_server(recording: Recording) -> None:
+    prompt = recording.user.lower()
+    known = {part for name in (*SERVERS, *tools(recording)) for part in name.lower().split("__")}
+    named = sorted(name for name in known if name in prompt.split() or ("_" in name and name in prompt))
+    assert named == []
+
+
+@pytest.mark.parametrize("recording", LONG, ids=lambda recording: recording.session)
+def test_the_long_ones_are_as_long_as_agents_sessions_are(recording: Recording) -> None:
+    assert 5 <= len(tools(recording)) <= 8
+    assert 60 <= statistics.median(output_tokens(step) for step in recording.steps) <= 120
+    hidden = [step.hidden_tokens for step in recording.steps if step.hidden_tokens]
+    assert hidden, "some of its steps show no text before their call"
+    assert all(40 <= tokens <= 150 for tokens in hidden)
+
+
+@pytest.mark.parametrize("size", [QUICK, TOUR, FULL], ids=["quick", "tour", "full"])
+def test_what_the_chosen_conversations_call_is_configured(size: object) -> None:
+    assert isinstance(size, type(QUICK))
+    configured = set(size.servers or SERVERS)
+    assert configured <= set(SERVERS)
+    assert len(configured) >= 8
+    assert set().union(*(servers(recording) for recording in MEASURED[: size.sessions])) <= configured
