@@ -11,12 +11,14 @@ from headstart.core.stream import (
     GenerationStarted,
     ModelEvent,
     TextArrived,
+    TextKind,
+    ToolCallArgumentsArrived,
 )
 from headstart.ids import GenerationId, PrincipalId, SequentialIds
 from headstart.proxy.formats import ChatCompletions, RequestFacts, ResponseReader
 from headstart.proxy.headers import Header
-from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits
-from headstart.proxy.reading.generations import PAUSE_S
+from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits, generations
+from headstart.proxy.reading.generations import NOTES_AT_ONCE, PATIENCE_S, PAUSE_S
 from headstart.proxy.statistics import ProxyStatistics, Tally
 
 CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -44,8 +46,8 @@ class Bench:
         self.events.append(event)
         self.first_event.set()
 
-    def open(self, *, body: bytes = b"{}", headers: Sequence[Header] = ()) -> GenerationReading:
-        reading = self.reader.open(ChatCompletions(), route="POST /chat/completions", at_s=1.0)
+    def open(self, *, body: bytes = b"{}", headers: Sequence[Header] = (), at_s: float = 1.0) -> GenerationReading:
+        reading = self.reader.open(ChatCompletions(), route="POST /chat/completions", at_s=at_s)
         reading.request_bytes(body)
         reading.request_complete(session=None, principal=PrincipalId("p"), headers=headers)
         return reading
@@ -264,3 +266,89 @@ async def test_the_task_reads_without_being_asked_and_notes_its_lag() -> None:
             await bench.first_event.wait()
             group.cancel_scope.cancel()
     assert bench.told().parse_lag_s == 4.0
+
+
+def _delta(fields: str) -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{%b}}]}\n\n' % fields.encode()
+
+
+def test_text_that_waits_becomes_one_event_with_the_time_of_its_first_piece() -> None:
+    bench = Bench()
+    reading = bench.open()
+    reading.response_started(2.0, status=200, headers=SSE)
+    for at_s, fields in enumerate(
+        [
+            '"reasoning":"so"',
+            '"reasoning":"-so"',
+            '"content":"he"',
+            '"content":"llo"',
+            '"tool_calls":[{"index":0,"id":"a","function":{"name":"find","arguments":"{"}}]',
+            '"tool_calls":[{"index":0,"function":{"arguments":"\\"q\\":"}}]',
+            '"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]',
+        ],
+        start=3,
+    ):
+        reading.response_bytes(float(at_s), _delta(fields))
+    bench.reader.drain()
+    generation = bench.events[0]
+    assert isinstance(generation, GenerationStarted)
+    texts = [event for event in bench.events if isinstance(event, TextArrived)]
+    assert [(event.at_s, event.text, event.kind) for event in texts] == [
+        (3.0, "so-so", TextKind.REASONING),
+        (5.0, "hello", TextKind.VISIBLE),
+    ]
+    arguments = [event for event in bench.events if isinstance(event, ToolCallArgumentsArrived)]
+    assert [(event.at_s, event.text) for event in arguments] == [(7.0, '{"q":1}')]
+
+
+def test_generations_take_turns() -> None:
+    bench = Bench()
+    readings = [bench.open() for _ in range(2)]
+    for reading in readings:
+        reading.response_started(2.0, status=200, headers=SSE)
+        for _ in range(2 * NOTES_AT_ONCE):
+            reading.response_bytes(3.0, CHUNK)
+    bench.reader.drain()
+    order = [event.generation for event in bench.events if isinstance(event, TextArrived)]
+    assert order == [order[0], order[1]] * (len(order) // 2)
+    assert len(set(order)) == 2
+
+
+@pytest.mark.anyio
+async def test_reading_stands_back_while_something_is_forwarded_unless_it_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generations, "LEAST_SLICE_S", 0.0)  # a slice is one generation's turn
+    monkeypatch.setattr(generations, "SLICE_PER_LAG", 0.0)
+    bench = Bench()
+    readings = [bench.open(at_s=5.0) for _ in range(40)]
+    pauses: list[int] = []
+    read_per_turn: list[int] = []
+
+    async def stand_back() -> bool:
+        pauses.append(len(bench.events))
+        await anyio.lowlevel.checkpoint()
+        return False
+
+    async def forward() -> None:
+        while True:
+            before = len(bench.events)
+            readings[-1].response_bytes(5.0, b": nothing\n\n")
+            await anyio.lowlevel.checkpoint()
+            read_per_turn.append(len(bench.events) - before)
+
+    monkeypatch.setattr(bench.reader, "_stand_back", stand_back)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.reader.run)
+            tasks.start_soon(forward)
+            while len(bench.events) < 10:
+                await anyio.lowlevel.checkpoint()
+            assert pauses == list(range(len(pauses))), "after each slice"
+            assert len(pauses) >= 10
+            bench.clock.advance(2 * PATIENCE_S)
+            while len(bench.events) < 30:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    assert len(pauses) <= 12, "being late, it no longer does"
+    assert max(read_per_turn) == 1, "even then others pass between two slices"

@@ -1,12 +1,20 @@
 """The copies' way: from the forwarding path into a bounded queue, and out as model events.
 
-Forwarding only appends to a queue and wakes one task. That task first stands back for five
-milliseconds, so that bytes on their way pass before anything is parsed, then reads what has
-gathered for about one, and so on: parsing comes in batches and takes a bounded share of
-the event loop. The batch grows with the lag, a twentieth of it, so that the share follows the
-load: a burst of requests is forwarded first and read after, a steady stream is read a few
-milliseconds late. Who is about to look at what a client did in answer can have it read at once
-(`catch_up`).
+Forwarding only appends to its generation's queue and wakes one task. That task works in the time that
+forwarding leaves: it stands back for five milliseconds, so that bytes on their way pass before
+anything is parsed, then reads in slices of half a millisecond, and between two slices lets the
+event loop go round. If something was forwarded meanwhile, or the loop is behind its own clock,
+it stands back again. So a burst of requests is forwarded first and read after, and a token
+never waits for more than a slice.
+
+A loop that is never idle must be read from too. Once reading is `PATIENCE_S` behind, it no longer
+stands back, only lets others pass between slices; these grow with the lag, so that what is read
+keeps up with what comes. Who is about to look at what a client did in answer can have it read at
+once (`catch_up`).
+
+Generations take turns, and what waits of one is read in one go; pieces of text that follow one
+another become one event, with the time of the first. So the further behind reading is, the less
+it costs, here and for whoever listens.
 
 The bound is in bytes, of request bodies that are still on their way too. When it is reached,
 the generation whose bytes do not fit is dropped from reading: it ends UNREADABLE, and
@@ -19,11 +27,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
 from time import perf_counter
+from typing import cast
 
 from headstart.clock import Clock
-from headstart.core.stream import GenerationOutcome, ModelEvent
+from headstart.core.stream import GenerationOutcome, ModelEvent, TextArrived, ToolCallArgumentsArrived
 from headstart.ids import GenerationId, IdSource, PrincipalId, SessionId
 from headstart.proxy.formats import WireFormat
 from headstart.proxy.headers import Header, value_of
@@ -33,11 +44,20 @@ from headstart.proxy.statistics import Tally
 __all__ = ["GenerationReading", "ModelReader"]
 
 PAUSE_S = 0.005
-LEAST_BATCH_S = 0.001
-MOST_BATCH_S = 0.005
-BATCH_PER_LAG = 0.05
+LATE_S = 0.001
+"""A pause that ends so much too late shows a loop that has more to do than it can."""
+PATIENCE_S = 0.05
+LEAST_SLICE_S = 0.0005
+MOST_SLICE_S = 0.005
+SLICE_PER_LAG = 0.01
+NOTES_AT_ONCE = 32
+"""Of one generation, before it is the next one's turn."""
 NOTE_BYTES = 200
 """What a note in the queue takes beside its bytes."""
+
+
+_Waiting = tuple[float, Note, int]
+"""When it was, what, and its size in the queue."""
 
 
 class GenerationReading:
@@ -140,9 +160,11 @@ class ModelReader:
         self._clock = clock
         self._ids = ids
         self._tally = tally
-        self._queue: deque[tuple[Parsing, float, Note, int]] = deque()
+        self._waiting: dict[Parsing, deque[_Waiting]] = {}
+        """What is not read yet, by generation, in the order in which they are read."""
         self._under_way: dict[Parsing, None] = {}
         self._wake = asyncio.Event()
+        self._taken = 0
         self.queued_bytes = 0
 
     def open(self, wire_format: WireFormat, *, route: str, at_s: float) -> GenerationReading:
@@ -156,7 +178,11 @@ class ModelReader:
 
     def put(self, parsing: Parsing, at_s: float, note: Note, size: int) -> None:
         self.queued_bytes += size
-        self._queue.append((parsing, at_s, note, size))
+        self._taken += 1
+        notes = self._waiting.get(parsing)
+        if notes is None:
+            notes = self._waiting[parsing] = deque()
+        notes.append((at_s, note, size))
         self._wake.set()
 
     async def run(self) -> None:
@@ -164,9 +190,29 @@ class ModelReader:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._queue:
-                await asyncio.sleep(PAUSE_S)
-                self._read_batch()
+            while self._waiting:
+                busy = await self._stand_back()
+                while self._waiting and (not busy or self._lag_s() > PATIENCE_S):
+                    self._read_slice(LEAST_SLICE_S)
+                    busy = await self._let_others_pass()
+
+    async def _stand_back(self) -> bool:
+        """Give forwarding the loop for a while; return whether it needs it still."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + PAUSE_S
+        await asyncio.sleep(PAUSE_S)
+        return loop.time() > until_s + LATE_S
+
+    async def _let_others_pass(self) -> bool:
+        """Let the loop go round once; return whether anything was forwarded."""
+        before = self._taken
+        await asyncio.sleep(0)
+        return self._taken != before
+
+    def _lag_s(self) -> float:
+        """How long the oldest note waits of the generation that is read next."""
+        at_s, _, _ = next(iter(self._waiting.values()))[0]
+        return max(self._clock.monotonic_s() - at_s, 0.0)
 
     def close(self) -> None:
         """Read everything that is there, and end what was cut off by the end of the service."""
@@ -177,30 +223,65 @@ class ModelReader:
 
     def drain(self) -> None:
         """Read everything that is there."""
-        while self._queue:
-            self._read_batch()
+        while self._waiting:
+            self._read_slice(LEAST_SLICE_S)
 
     def catch_up(self) -> None:
-        """Read now what is there, for at most one large batch's time."""
-        self._read_batch(MOST_BATCH_S)
+        """Read now what is there, for at most the longest slice's time."""
+        self._read_slice(MOST_SLICE_S)
 
-    def _read_batch(self, least_s: float = LEAST_BATCH_S) -> None:
-        if not self._queue:
-            return  # somebody caught up while the task stood back
-        lag_s = max(self._clock.monotonic_s() - self._queue[0][1], 0.0)
+    def _read_slice(self, least_s: float) -> None:
+        if not self._waiting:
+            return
+        lag_s = self._lag_s()
         self._tally.note_lag(lag_s)
-        deadline_s = perf_counter() + min(max(lag_s * BATCH_PER_LAG, least_s), MOST_BATCH_S)
-        while self._queue:
-            parsing, at_s, note, size = self._queue.popleft()
-            self.queued_bytes -= size
-            for event in parsing.take(note, at_s):
-                self._observe(event)
-            if parsing.ended:
-                self._under_way.pop(parsing, None)
-            else:
-                self._under_way[parsing] = None
+        deadline_s = perf_counter() + min(max(lag_s * SLICE_PER_LAG, least_s), MOST_SLICE_S)
+        while self._waiting:
+            self._read_next()
             if perf_counter() >= deadline_s:
                 return
+
+    def _read_next(self) -> None:
+        """Read some of what waits of the next generation."""
+        parsing = next(iter(self._waiting))
+        notes = self._waiting.pop(parsing)
+        events: list[ModelEvent] = []
+        for _ in range(min(len(notes), NOTES_AT_ONCE)):
+            at_s, note, size = notes.popleft()
+            self.queued_bytes -= size
+            events += parsing.take(note, at_s)
+        if notes:
+            self._waiting[parsing] = notes  # behind the others
+        if parsing.ended:
+            self._under_way.pop(parsing, None)
+        else:
+            self._under_way[parsing] = None
+        for event in _joined(events):
+            self._observe(event)
+
+
+def _joined(events: Sequence[ModelEvent]) -> Iterable[ModelEvent]:
+    """Make one event of pieces of the same text that follow one another."""
+    if len(events) < 2:
+        return events
+    return (_one(list(group)) for _, group in groupby(events, key=_text_it_continues))
+
+
+def _one(pieces: Sequence[ModelEvent]) -> ModelEvent:
+    first = pieces[0]
+    if len(pieces) == 1 or not isinstance(first, TextArrived | ToolCallArgumentsArrived):
+        return first
+    return replace(first, text="".join(piece.text for piece in cast("Sequence[TextArrived]", pieces)))
+
+
+def _text_it_continues(event: ModelEvent) -> object:
+    match event:
+        case TextArrived():
+            return event.kind
+        case ToolCallArgumentsArrived():
+            return event.index
+        case _:
+            return object()  # like no other
 
 
 _HINT_HEADERS = frozenset(
