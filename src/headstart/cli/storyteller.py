@@ -22,29 +22,27 @@ class Storyteller:
 
     def __init__(self, *, show: bool) -> None:
         self.shows = show
-        self._wrong_guess_told = False
         self._out = console()
 
     def cell(self, result: CellResult) -> None:
-        """Show one session's waterfall of a mode at the main pace, and the first wrong guess there is."""
-        if not self.shows:
+        """At the main pace, show one session's waterfall, and the dearest wrong guess if there is one."""
+        if not self.shows or result.tpot_s != MAIN_TPOT_S:
             return
-        if result.tpot_s == MAIN_TPOT_S:
-            self._title(f"{result.cell.name}: one session")
-            for line in waterfall(_most_telling(result)):
-                self._out.print(line)
-        self._wrong_guess(result)
+        self._title(f"{result.cell.name}: one session")
+        for line in waterfall(_most_telling(result)):
+            self._out.print(line)
+        wrong = max(_wrong_guesses(result), key=lambda one: one["wasted_cpu_s"], default=None)
+        if wrong is not None:
+            self._wrong_guess(result, wrong)
 
-    def _wrong_guess(self, result: CellResult) -> None:
-        for trace in result.traces:
-            for one in trace["preparations"]:
-                if not self._wrong_guess_told and not one["won"] and not one["void"]:
-                    self._wrong_guess_told = True
-                    self._title("a wrong guess, and what it cost")
-                    told = f"{one['predictor']} prepared {one['resource']} for {trace['session']} (p = {one['probability']:.2f}"
-                    self._out.print(f"{told}, {one['because']}); nobody came for it.")
-                    cost = f"{one['wasted_cpu_s']:.2f} CPU-seconds and {one['wasted_byte_s'] / 1e9:.2f} GB-seconds"
-                    self._out.print(f"It cost {cost}, and no agent waited for it.")
+    def _wrong_guess(self, result: CellResult, guess: Mapping[str, Any]) -> None:
+        self._title(f"{result.cell.name}: a wrong guess, and what it cost")
+        told = (
+            f"{guess['predictor']} prepared {guess['resource']} for {guess['session']} (p = {guess['probability']:.2f}"
+        )
+        self._out.print(f"{told}, {guess['because']}); nobody came for it.")
+        cost = f"{guess['wasted_cpu_s']:.2f} CPU-seconds and {guess['wasted_byte_s'] / 1e9:.2f} GB-seconds"
+        self._out.print(f"It cost {cost}, and no agent waited for it.")
 
     def killed(self, killed: Killed) -> None:
         """Show the processes of a killed service, and that they are gone."""
@@ -71,3 +69,9 @@ class Storyteller:
 def _most_telling(result: CellResult) -> Mapping[str, Any]:
     """The session with the most calls."""
     return max(result.traces, key=lambda trace: trace["summary"]["calls"])
+
+
+def _wrong_guesses(result: CellResult) -> list[Mapping[str, Any]]:
+    """What was started on a guess and then not used: its time ran out, or its session ended."""
+    preparations = [one for trace in result.traces for one in trace["preparations"]]
+    return [one for one in preparations if one["kind"] != "keep" and not one["won"] and one["started_s"] is not None]

@@ -76,7 +76,8 @@ class CellResult:
     """What one cell measured.
 
     Attributes:
-        traces: Each session's trace, as the service tells it.
+        traces: Each session's trace, as the service tells it once the session has ended: only then
+            is known of every preparation whether anybody came for it.
         wasted_s: CPU-seconds of sandboxes that served no call, gone or still there.
         cpu_s: Burnt below the service (sandboxes, zygotes, the spawner): by what the mode
             prepared before its first pace, and since the pace before.
@@ -157,11 +158,11 @@ async def _run_pace(stage: Stage, served: Served, pace: Pace, meter: TreeMeter, 
         result.peak_bytes = meter.peak_bytes
         result.cpu_s = meter.cpu_s - burnt_before_s
         result.wasted_s = unused_cpu_s((await served.ask("/headstart/status"))["pool"]) - unused_before_s
-        result.traces = [await served.ask(f"/headstart/trace/{name}") for name in names]
     with _timed(result, "end"):
         for name in names:
             await served.end_session(name)
         await served.until_sandboxes(0)
+        result.traces = [await served.ask(f"/headstart/trace/{name}") for name in names]
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""What the demo tells people while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headstart.bench.demo.cells import CELLS, CellResult
+from headstart.bench.demo.kill import Killed
+from headstart.cli.storyteller import Storyteller
+
+PREDICTIVE = CELLS[3]
+SUMMARY: dict[str, Any] = {
+    "session": "s",
+    "calls": 1,
+    "cold_calls": 0,
+    "steps": 1,
+    "wall_s": 3.0,
+    "waited_s": 0.0,
+    "hidden_s": 0.5,
+    "kept_s": 0.0,
+    "wasted_cpu_s": 0.9,
+    "wasted_byte_s": 0.0,
+    "model_s": 2.0,
+    "parts": [],
+    "closed": True,
+}
+
+
+def guess(resource: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "session": "s",
+        "sandbox": "sbx_1",
+        "resource": resource,
+        "kind": "prewarm",
+        "predictor": "keyword",
+        "because": "keywords: rows, workbook",
+        "probability": 0.5,
+        "placed_s": 0.1,
+        "started_s": 0.1,
+        "ready_s": 0.9,
+        "ended_s": 3.0,
+        "won": False,
+        "void": True,
+        "call": None,
+        "waited_s": 0.0,
+        "hidden_s": 0.0,
+        "wasted_cpu_s": 0.9,
+        "wasted_byte_s": 2e8,
+        **changed,
+    }
+
+
+def result(*preparations: dict[str, Any], tpot_s: float = 0.020) -> CellResult:
+    trace: dict[str, Any] = {"session": "s", "summary": SUMMARY, "steps": [], "preparations": list(preparations)}
+    return CellResult(cell=PREDICTIVE, tpot_s=tpot_s, traces=[trace])
+
+
+def told(capsys: pytest.CaptureFixture[str], told_of: CellResult, *, show: bool = True) -> str:
+    Storyteller(show=show).cell(told_of)
+    return capsys.readouterr().out
+
+
+def test_the_dearest_wrong_guess_is_told_with_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, result(guess("git", wasted_cpu_s=0.4), guess("excel")))
+    assert "predictive: one session" in out
+    assert "keyword prepared excel for s (p = 0.50, keywords: rows, workbook); nobody came for it." in out
+    assert "It cost 0.90 CPU-seconds and 0.20 GB-seconds" in out
+
+
+def test_no_other_guess_is_called_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    used, kept = guess("git", won=True), guess("git", kind="keep")
+    never_begun = guess("git", started_s=None)
+    assert "wrong guess" not in told(capsys, result(used, kept, never_begun))
+
+
+def test_only_the_main_pace_is_told_and_nothing_at_all_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, result(guess("excel"), tpot_s=0.005)) == ""
+    assert told(capsys, result(guess("excel")), show=False) == ""
+
+
+def test_a_kill_is_told_with_the_processes_before_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    Storyteller(show=True).killed(Killed(before={41: "python -m server", 42: "init"}, gone_after_s=0.21, left={}))
+    out = capsys.readouterr().out
+    assert "41  python -m server" in out
+    assert "2 processes before; 0 left after 0.21 s" in out
