@@ -152,12 +152,14 @@ class Exchange:
     async def _download(self, connection: UpstreamConnection, send: Send) -> None:
         await self._send_head(await connection.response_head(), send)
         read, reading, tally, now_s = connection.read, self._reading, self._tally, self._clock.monotonic_s
-        while data := await read():
-            if reading is not None:
+        more = True
+        while more:
+            data = await read()
+            more = not connection.ended  # the end goes with the last bytes, if it has come with them
+            if data and reading is not None:
                 reading.response_bytes(now_s(), data)
             tally.bytes_down += len(data)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send_head(self, head: ResponseHead, send: Send) -> None:
         if head.status == 101 or head.status > 599:

@@ -42,7 +42,10 @@ class BodyFraming(NamedTuple):
 
 def value_of(headers: Iterable[Header], name: bytes) -> bytes | None:
     """Return the first value of a field (`name` in lower case)."""
-    return next((value for key, value in headers if key.lower() == name), None)
+    for key, value in headers:
+        if key == name or (len(key) == len(name) and key.lower() == name):
+            return value
+    return None
 
 
 def framing_of(headers: Iterable[Header]) -> BodyFraming:
@@ -73,7 +76,7 @@ def response_headers(headers: Iterable[Header], *, status: int) -> list[Header]:
 
 
 def _named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:
-    named = [value for name, value in headers if name.lower() == b"connection"]
+    named = [value for name, value in headers if len(name) == 10 and name.lower() == b"connection"]
     if not named:
         return frozenset()
     tokens = (token.strip().lower() for value in named for token in value.split(b","))

@@ -77,6 +77,11 @@ class UpstreamConnection(asyncio.Protocol):
         return self._complete and self._keep_alive and self._body_sent and not self._closed and not self._chunks
 
     @property
+    def ended(self) -> bool:
+        """Whether the response's body has come to its proper end and all of it was read."""
+        return self._complete and not self._chunks
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
