@@ -67,7 +67,7 @@ async def test_both_forms_are_measured_and_the_reason_of_a_cold_one_is_told(tmp_
         assert set(servers["plain"]) == {"cold_ms_p50", "zygote_ms_p50", "n"}
         assert servers["plain"]["n"] == zygote.QUICK_COLD_ROUNDS
         assert servers["leaky"]["zygote_ms_p50"] is None
-        assert result.notes[0].startswith("leaky starts cold: its imports leave files or sockets open")
+        assert result.notes[0].startswith("leaky starts cold: it leaves files or sockets open")
         measured = [(sample["server"], sample["form"]) for sample in result.samples]
         assert measured.count(("plain", "cold")) == zygote.QUICK_COLD_ROUNDS
         assert measured.count(("plain", "zygote")) == zygote.QUICK_ZYGOTE_ROUNDS

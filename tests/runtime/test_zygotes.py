@@ -155,7 +155,7 @@ async def test_a_program_that_looks_at_what_is_mounted_for_it_does_so_in_every_f
         ),
         (
             "import socket; s = socket.socket()\ndef answer(): return 'same'",
-            "its imports leave files or sockets open (socket:",
+            "it leaves files or sockets open before it could fork (socket:",
         ),
         (
             "from pathlib import Path; Path('made.txt').write_text('x')\ndef answer(): return 'same'",

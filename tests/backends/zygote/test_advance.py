@@ -175,6 +175,19 @@ async def test_a_thread_started_before_the_loop_makes_it_unforkable(tmp_path: Pa
     assert "threads" in str((await watched(tmp_path, main, modules=("threading",))).unforkable())
 
 
+async def test_an_alarm_set_before_the_loop_makes_it_unforkable(tmp_path: Path) -> None:
+    assert "alarm" in str((await watched(tmp_path, "import signal\nsignal.alarm(1000)")).unforkable())
+
+
+async def test_a_program_that_moves_before_its_loop_is_there_in_every_fork(tmp_path: Path) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    source = (
+        f"import os\nos.chdir({str(elsewhere)!r})\nasync def serve():\n    print(os.getcwd())\n{LOOPS['asyncio.run']}"
+    )
+    async with zygote(script_in(tmp_path, source), modules=["asyncio"], advance=True) as running:
+        assert await running.output(cwd="/") == f"{elsewhere}\n"
+
+
 async def test_a_file_left_open_before_the_loop_makes_it_unforkable(tmp_path: Path) -> None:
     main = f"kept = open({str(tmp_path / 'log')!r}, 'w')"
     assert "files" in str((await watched(tmp_path, main)).unforkable())

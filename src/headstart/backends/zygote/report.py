@@ -95,6 +95,7 @@ class PreloadReport:
         thread_starters: After an audit: the modules that started them, with those that import them.
         files: What is open that was not open before.
         children: Child processes.
+        timers: Whether an alarm is set, which a fork would not have.
         native_generators: Modules whose random state cannot be renewed.
         pools_restorable: False if a native library's thread pool stays at one thread.
         reads: What importing read (`env:NAME`, `cwd`, `pid`, `user database`), and which module did.
@@ -111,6 +112,7 @@ class PreloadReport:
     thread_starters: frozenset[str]
     files: tuple[str, ...]
     children: int
+    timers: bool
     native_generators: tuple[str, ...]
     pools_restorable: bool
     facts: Facts
@@ -143,6 +145,7 @@ class PreloadReport:
             thread_starters=frozenset(told["thread_starters"]),
             files=tuple(told["files"]),
             children=told["children"],
+            timers=told["timers"],
             native_generators=tuple(told["native_generators"]),
             pools_restorable=told["pools_restorable"],
             facts=Facts.parse(told["facts"]),
@@ -159,11 +162,13 @@ class PreloadReport:
     def unforkable(self) -> str | None:
         """Return why this process must not be forked at all, in plain words; None if it may."""
         if self.threads:
-            return f"its imports start threads ({', '.join(self.threads[:3])})"
+            return f"it starts threads before it could fork ({', '.join(self.threads[:3])})"
         if self.files:
-            return f"its imports leave files or sockets open ({', '.join(self.files[:3])})"
+            return f"it leaves files or sockets open before it could fork ({', '.join(self.files[:3])})"
         if self.children:
-            return "its imports leave child processes running"
+            return "it leaves child processes running before it could fork"
+        if self.timers:
+            return "it sets an alarm before it could fork"
         if self.native_generators:
             return f"{self.native_generators[0]} keeps random state that a fork would share"
         return None

@@ -17,6 +17,7 @@ import gc
 import os
 import pwd
 import random
+import signal
 import sys
 import threading
 import uuid
@@ -62,6 +63,8 @@ SHORTEST_RETAINED = 4
 
 KEY_MAKER = "mcp.server.request_state"
 """Makes a key from entropy for every server object that is given none."""
+
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 LOOKERS = ("open", "os.listdir", "os.scandir")
 """Audit events that look at a path, their first argument."""
@@ -133,6 +136,7 @@ class Watch:
             "thread_starters": sorted(self._thread_starters),
             "files": sorted(opened.values()),
             "children": len(facts.child_processes()),
+            "timers": any(signal.getitimer(which)[0] for which in TIMERS),
             "native_generators": [name for name in NATIVE_GENERATORS if name in sys.modules],
             "reads": self.reads,
             "retained": _retained() if "env:*" in self.reads else [],

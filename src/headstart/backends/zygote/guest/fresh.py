@@ -28,6 +28,7 @@ class Changes(NamedTuple):
     keyed: list[weakref.ref[Any]]
     widen_pools: Callable[..., Any] | None
     output: Mapping[int, bytes]
+    cwd: str | None
 
 
 @contextmanager
@@ -51,8 +52,8 @@ def captured_output() -> Generator[dict[int, bytes]]:
 def restart(changes: Changes, environ: Mapping[str, str], cwd: str | None) -> None:
     """Take everything from outside again. The descriptors 0, 1 and 2 are the new ones already."""
     _replace_environ(environ, changes.environ)
-    if cwd is not None:
-        os.chdir(cwd)
+    if changes.cwd is not None or cwd is not None:
+        os.chdir(changes.cwd or cwd or "")
     _reopen_streams()
     for fd, text in changes.output.items():
         if text:

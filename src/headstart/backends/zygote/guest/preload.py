@@ -154,6 +154,7 @@ class Preloading:
             os.chdir(message["cwd"])
         if message.get("advance"):
             advance.silence_input()
+        self._cwd = os.getcwd()
         self._environ, self._set_at_startup = dict(os.environ), facts.set_at_startup()
         self._enter = confinement.load(message["confine"]) if message.get("confine") else _stay
         self._files_before = facts.open_files()
@@ -186,6 +187,7 @@ class Preloading:
                 keyed=self.watch.keyed,
                 widen_pools=widen_pools,
                 output=self._output,
+                cwd=None if os.getcwd() == self._cwd else os.getcwd(),
             ),
         )
         report = self.watch.report(self._files_before)  # before the freeze, which hides objects from it
