@@ -35,19 +35,22 @@ from headstart.ids import SandboxId
 pytestmark = pytest.mark.anyio
 
 SERVER = """
-import os, sys
-for line in sys.stdin:
-    print(eval(line), flush=True)
-sys.exit(7)
+import asyncio, os, sys
+async def serve():
+    for line in sys.stdin:
+        print(eval(line), flush=True)
+    sys.exit(7)
+asyncio.run(serve())
 """
+AT_LOOP = " at its loop"
 
 
-@pytest.fixture(params=["local", "process"])
+@pytest.fixture(params=["local", "process", "local" + AT_LOOP])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def template(folder: Path) -> Template:
+def template(folder: Path, *, advance: bool = False) -> Template:
     script = folder / "server.py"
     script.write_text(SERVER)
     folder.joinpath("data").mkdir(exist_ok=True)
@@ -59,16 +62,21 @@ def template(folder: Path) -> Template:
         name="server",
         command=Command(argv=(interpreter, str(script)), env={"PATH": "/usr/local/bin:/usr/bin:/bin"}),
         mounts=(*mounts, overlay),
-        preload=Preload(interpreter=interpreter, modules=("json", "email.mime.text"), entry=(str(script),)),
+        preload=Preload(
+            interpreter=interpreter,
+            modules=("json", "email.mime.text", "asyncio"),
+            entry=(str(script),),
+            advance=advance,
+        ),
     )
 
 
 @asynccontextmanager
 async def zygote_in(folder: Path, kind: str) -> AsyncGenerator[tuple[Backend, Prepared]]:
-    opener = open_local_backend if kind == "local" else open_process_backend
+    opener = open_process_backend if kind == "process" else open_local_backend
     try:
         async with opener(folder / "state") as backend:
-            prepared = await backend.prepare(template(folder))
+            prepared = await backend.prepare(template(folder, advance=kind.endswith(AT_LOOP)))
             yield backend, prepared
             await prepared.aclose()
     except BackendUnavailable as error:
@@ -97,7 +105,7 @@ async def test_a_fork_is_the_server_with_an_identity_and_a_home_of_its_own(tmp_p
                 )
                 assert await ask(stdio, "os.listdir(os.environ['HOME'])") == "[]"
                 assert await ask(stdio, "open(os.environ['HOME'] + '/x', 'w').write('x')") == "1"
-                if kind == "local":
+                if kind != "process":
                     assert await ask(stdio, "os.uname().nodename, os.getuid(), len(os.listdir('/proc')) > 0") == (
                         f"('{sandbox.id}', 1000, True)"
                     )
@@ -143,13 +151,11 @@ def _zygotes_below(pid: int, _folder: Path) -> list[int]:
 
 
 def _idle(pid: int) -> bool:
-    """A zygote's standard streams are all /dev/null, a server's are pipes."""
-    return Path(f"/proc/{pid}/fd/1").readlink() == Path("/dev/null") and _has_socket(pid)
-
-
-def _has_socket(pid: int) -> bool:
-    names = [entry.readlink().name for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
-    return sum(name.startswith("socket:") for name in names) == 1 and "pipe" not in "".join(names)
+    """A server's output is a pipe; an init has pipes though its input is none; a zygote has a socket."""
+    names = {entry.name: entry.readlink().name for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
+    pipes = [fd for fd, name in names.items() if name.startswith("pipe:")]
+    sockets = sum(name.startswith("socket:") for name in names.values())
+    return names["1"] == "null" and sockets == 1 and (not pipes or "0" in pipes)
 
 
 def _cmdline(pid: int) -> bytes:
