@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from headstart.cli.remains import watch
 
 PARENT = """
@@ -47,6 +49,23 @@ def test_a_child_that_outlives_the_service_is_counted(tmp_path: Path) -> None:
     process.communicate(timeout=10)
     assert watched.remains().processes == (child,)
     os.kill(child, signal.SIGKILL)
+
+
+def test_a_process_that_was_just_ending_had_no_group_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, child = run_parent("tidy")
+    for pid, group in ((process.pid, "/unit"), (child, "/")):
+        shown = tmp_path / "proc" / str(pid)
+        shown.mkdir(parents=True)
+        (shown / "stat").write_text(Path(f"/proc/{pid}/stat").read_text())
+        (shown / "cgroup").write_text(f"4:memory:{group}\n")
+    (tmp_path / "cgroup" / "memory" / "unit").mkdir(parents=True)
+    monkeypatch.setattr("headstart.cli.remains._PROC", tmp_path / "proc")
+    monkeypatch.setattr("headstart.cli.remains._CGROUPS", tmp_path / "cgroup")
+    watched = watch(process.pid, state_dir=tmp_path)
+    process.communicate(timeout=10)
+    assert watched.remains().cgroups == ()
 
 
 def test_a_reused_pid_is_somebody_else(tmp_path: Path) -> None:

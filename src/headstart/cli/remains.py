@@ -81,6 +81,8 @@ def _cgroups_of(pid: int) -> Iterator[Path]:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        if path == "/":
+            continue  # nobody's own, and where whoever is just ending is shown
         for root in _hierarchy(controllers):
             folder = root / path.lstrip("/")
             if folder.exists():
