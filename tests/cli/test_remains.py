@@ -65,7 +65,7 @@ def test_a_process_that_was_just_ending_had_no_group_of_its_own(
     monkeypatch.setattr("headstart.cli.remains._CGROUPS", tmp_path / "cgroup")
     watched = watch(process.pid, state_dir=tmp_path)
     process.communicate(timeout=10)
-    assert watched.remains().cgroups == ()
+    assert watched.cgroups == frozenset()
 
 
 def test_a_reused_pid_is_somebody_else(tmp_path: Path) -> None:
