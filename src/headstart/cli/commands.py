@@ -24,7 +24,7 @@ from headstart.cli.serve import serve
 from headstart.cli.state import STATE_IN_USE_STATUS, StateInUse
 from headstart.cli.status import status
 from headstart.cli.stop import stop
-from headstart.cli.terminal import print_error
+from headstart.cli.terminal import fit_encoding, print_error
 from headstart.cli.trace import trace
 from headstart.errors import ConfigError, HeadstartError
 
@@ -91,6 +91,7 @@ def run() -> int:
         0; 1 where it failed, 2 where what the user wrote cannot be used, 3 where the state
         directory is in use, 130 where it was interrupted.
     """
+    fit_encoding()
     try:
         return cast("int | None", app(prog_name="headstart", standalone_mode=False)) or 0
     except StateInUse as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headstart.errors import BackendError, HeadstartError
 
@@ -13,10 +14,17 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-__all__ = ["console", "print_error", "print_json", "say", "show", "table"]
+__all__ = ["console", "fit_encoding", "print_error", "print_json", "say", "show", "table"]
 
 
 _PIPED_WIDTH = 200
+
+
+def fit_encoding() -> None:
+    """Show what the terminal's encoding lacks (bars, arrows) as `?` instead of failing at it."""
+    stdout: object = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper):
+        cast("io.TextIOWrapper[Any]", stdout).reconfigure(errors="replace")
 
 
 def console() -> Console:
