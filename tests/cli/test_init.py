@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headstart.cli.first_config import write_config
+from headstart.cli.learning import report
+from headstart.cli.terminal import show
+from headstart.config.model import ServerSettings
+from headstart.ids import ResourceId
 
 
 def test_a_config_that_is_there_stays_and_the_options_that_are_not_used_are_named(
@@ -20,3 +26,37 @@ def test_a_config_that_is_there_stays_and_the_options_that_are_not_used_are_name
     assert capsys.readouterr().err == (
         "headstart.toml is there already and stays as it is; not used: --from, --upstream (move it away to begin anew)\n"
     )
+
+
+def test_what_is_mounted_is_written_with_its_reason_and_what_is_not_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, data = tmp_path / "home", tmp_path / "data"
+    for folder in (home, data):
+        folder.mkdir()
+        (folder / "notes.db").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr("headstart.config.suggest._SYSTEM", ())
+    arguments = (str(data / "notes.db"), str(home / "notes.db"))
+    server = ServerSettings(name=ResourceId("notes"), command="notes", args=arguments)
+    write_config(tmp_path / "mcp.json", (server,), upstream=None, backend="auto")
+    text = (tmp_path / "headstart.toml").read_text()
+    assert tomllib.loads(text)["servers"]["notes"]["mounts"] == [{"path": str(data), "mode": "rw"}]
+    assert "# for notes.db: its journal is made beside it" in text
+    assert f"# {home}/notes.db needs its folder writable" in text
+    assert f"notes: {home}/notes.db needs its folder writable" in capsys.readouterr().err
+
+
+def test_a_failure_is_told_once_below_a_table_that_it_does_not_widen(capsys: pytest.CaptureFixture[str]) -> None:
+    good: dict[str, Any] = {"name": "good", "tools": 5, "form": "zygote", "reason": "forks", "problem": "", "hint": ""}
+    problem = f"it exited with code 3; its last words were {'no ' * 40}key"
+    broken = {**good, "name": "broken", "problem": problem, "hint": "run it by hand"}
+    show(*report([good, broken]))
+    text = capsys.readouterr().out
+    table, _, below = text.partition("\n\n")
+    assert max(map(len, table.splitlines())) < 60
+    assert "broken" in table
+    assert "last words" not in table
+    assert text.count("last words") == 1
+    assert "hint: run it by hand" in below
