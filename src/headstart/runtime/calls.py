@@ -118,6 +118,8 @@ class Calls:
         try:
             exchange = await self._exchange(call, sandbox, channel)
         except (MCPError, HeadstartError):
+            if sandbox is not None and sandbox.supervised.failure is not None:
+                self._paths.store.release(session.id, server)  # what it held is gone, and this call says so
             now_s = self._clock.monotonic_s()
             self._returned(call, Exchange(result={"isError": True}, sent_s=began_s, answered_s=now_s))
             raise

@@ -74,8 +74,7 @@ def died(server: ServerSettings, status: ExitStatus | None, link: StdioLink) -> 
     return ServerUnavailable(
         f"{server.name}: {how_it_ended(status, link)} during the call{_last_words(link)}",
         server=server.name,
-        hint=_memory_hint(server, status)
-        or "call again for a fresh one; if this one held state, the first call says once more that it is gone",
+        hint=_memory_hint(server, status) or "call again: a fresh one starts, without what this one held",
     )
 
 

@@ -726,7 +726,7 @@ def test_after_a_back_off_one_start_goes_ahead_and_the_others_stand_behind_it() 
     assert started(d.ready(2))[0].session == B
 
 
-def test_a_warm_sandbox_that_dies_is_restarted_once_at_once_and_its_state_is_told_lost() -> None:
+def test_whoever_hears_of_a_death_from_its_own_call_is_not_told_again() -> None:
     d = driven()
     d.register()
     d.open(A)
@@ -734,6 +734,17 @@ def test_a_warm_sandbox_that_dies_is_restarted_once_at_once_and_its_state_is_tol
     d.ready(1)
     d.exits(1)
     d.returns(1)
+    assert started(d.call())
+
+
+def test_a_warm_sandbox_that_dies_is_restarted_once_at_once_and_its_state_is_told_lost() -> None:
+    d = driven()
+    d.register()
+    d.open(A)
+    d.call(read_only=False)
+    d.ready(1)
+    d.returns(1)
+    d.exits(1)
     assert refusal(d.call()).refusal is LeaseRefusal.STATE_LOST
     assert started(d.call())
     d.ready(2)

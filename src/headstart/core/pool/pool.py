@@ -532,9 +532,11 @@ class Pool:
             self._stakes.ended(sandbox, reason=reason, now_s=self._now_s)
 
     def _tell_lost(self, sandbox: Sandbox) -> None:
+        """Note who is to be told; whoever has a call running in it learns from that call's end."""
+        told = {call.session for call in map(self.book.call, sandbox.running) if call is not None}
         for session_id in sandbox.stateful_for:
             session = self.book.session(session_id)
-            if session is not None:
+            if session is not None and session_id not in told:
                 session.lost.add(sandbox.resource)
 
     def _maybe_idle(self, sandbox: Sandbox) -> None:
