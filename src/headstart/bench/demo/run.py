@@ -43,7 +43,7 @@ class Size:
 _EIGHT = ("markitdown", "sympy", "word", "excel", "time", "git", "files", "memory")
 """What a short run has: some that take long to start, some light ones, and two that run on Node."""
 
-QUICK = Size(sessions=2, tpots_s=(MAIN_TPOT_S,), gap_s=0.5, servers=_EIGHT, modes_at_once=len(CELLS))
+QUICK = Size(sessions=2, tpots_s=(MAIN_TPOT_S,), gap_s=0.25, servers=_EIGHT, modes_at_once=len(CELLS))
 TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050))
 FULL = Size(sessions=10, tpots_s=(0.005, MAIN_TPOT_S, 0.050), gap_s=2.0)
 

@@ -17,7 +17,7 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from headstart.bench.demo.agent import SessionRecord, run_session
+from headstart.bench.demo.agent import SessionRecord, open_loopback, run_session
 from headstart.bench.demo.models import Pace
 from headstart.bench.replay_model import Recording
 from headstart.errors import HeadstartError
@@ -27,7 +27,7 @@ __all__ = ["Served", "ServiceConfig", "serving", "session_name"]
 _READY_TIMEOUT_S = 60.0
 _SETTLED_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
-_ASK_AGAIN_S = 0.05
+_ASK_AGAIN_S = 0.1
 
 
 def session_name(recording: Recording, pace: Pace) -> str:
@@ -84,14 +84,14 @@ class Served:
     process: subprocess.Popen[bytes]
     url: str
     token: str
+    http: httpx2.AsyncClient
 
     async def ask(self, path: str) -> dict[str, Any]:
         """Ask a control route."""
-        async with httpx2.AsyncClient(trust_env=False, timeout=30) as http:
-            response = await http.get(self.url + path, headers={"X-Headstart-Control": self.token})
-            response.raise_for_status()
-            found: dict[str, Any] = response.json()
-            return found
+        response = await self.http.get(self.url + path, headers={"X-Headstart-Control": self.token})
+        response.raise_for_status()
+        found: dict[str, Any] = response.json()
+        return found
 
     async def converse(self, recording: Recording, pace: Pace) -> SessionRecord:
         """Run one conversation at one pace, as a session of its own."""
@@ -106,13 +106,13 @@ class Served:
 
     async def open_session(self, session: str) -> None:
         """Connect and leave: the session is open from then on, and what its pool mode gives to one is started."""
-        async with Client(streamable_http_client(self._mcp_url(session))) as client:
+        transport = streamable_http_client(self._mcp_url(session), http_client=self.http)
+        async with Client(transport) as client:
             await client.list_tools()
 
     async def end_session(self, session: str) -> None:
         """End a session, and with it its sandboxes."""
-        async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
-            (await http.delete(self._mcp_url(session))).raise_for_status()
+        (await self.http.delete(self._mcp_url(session))).raise_for_status()
 
     def _mcp_url(self, session: str) -> str:
         return f"{self.url}/s/{session}/mcp"
@@ -154,7 +154,8 @@ async def serving(*configs: ServiceConfig) -> AsyncGenerator[tuple[Served, ...]]
     try:
         processes.extend(_start(config) for config in configs)
         pairs = zip(processes, configs, strict=True)
-        yield tuple([await _until_ready(process, config) for process, config in pairs])
+        async with open_loopback() as http:
+            yield tuple([await _until_ready(process, config, http) for process, config in pairs])
     finally:
         for process in processes:
             process.terminate()
@@ -179,13 +180,13 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-async def _until_ready(process: subprocess.Popen[bytes], config: ServiceConfig) -> Served:
+async def _until_ready(process: subprocess.Popen[bytes], config: ServiceConfig, http: httpx2.AsyncClient) -> Served:
     file = config.state_dir / "service.json"
     with anyio.move_on_after(_READY_TIMEOUT_S):
         while process.poll() is None:
             if file.exists():
                 told = json.loads(file.read_text(encoding="utf-8"))
-                return Served(process=process, url=told["url"], token=told["token"])
+                return Served(process=process, url=told["url"], token=told["token"], http=http)
             await anyio.sleep(_ASK_AGAIN_S)
     end = config.log.read_text(encoding="utf-8", errors="replace")[-2_000:]
     raise HeadstartError(f"headstart serve did not start; the end of its log:\n{end}")
