@@ -66,7 +66,7 @@ def _service(found: Json) -> Iterator[tuple[str, str]]:
     )
     yield "wasted", f"{waste['wasted_cpu_s']:.1f} CPU-seconds so far, on guesses that nobody came for"
     open_guesses = _count(waste["open_bets"], "guess")
-    held = f", which hold {_mb(waste['reserved_memory_bytes'])} and may waste {waste['reserved_cpu_s']:.2f} CPU-seconds"
+    held = f" with {_mb(waste['reserved_memory_bytes'])} and {waste['reserved_cpu_s']:.2f} CPU-seconds set aside"
     left = f"{waste['available_cpu_s']:.1f} CPU-seconds may be wasted now"
     yield "undecided", f"{open_guesses}{held if waste['open_bets'] else ''}; {left}"
     yield "isolation", f"{backend['isolation']} (backend {backend['name']})"
