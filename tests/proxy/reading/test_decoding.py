@@ -1,13 +1,21 @@
 import gzip
 import zlib
+from collections.abc import Callable
+from typing import Any, cast
 
+import brotli as untyped_brotli  # pyright: ignore[reportMissingTypeStubs]  it has none
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.proxy.reading.decoding import CannotDecode, decoder_for
 
+brotli = cast("Any", untyped_brotli)
 TEXT = b"data: hello\n\n" * 50
+COMPRESSORS = pytest.mark.parametrize(
+    ("encoding", "compress"), [(b"gzip", gzip.compress), (b"br", brotli.compress), (b"zstd", zstandard.compress)]
+)
 
 
 def decode(encoding: bytes, data: bytes, *, step: int = 7, max_bytes: int = 10_000) -> bytes:
@@ -30,6 +38,9 @@ def raw_deflate(data: bytes) -> bytes:
         (b"gzip", gzip.compress(TEXT[:100]) + gzip.compress(TEXT[100:])),
         (b"deflate", zlib.compress(TEXT)),
         (b"deflate", raw_deflate(TEXT)),
+        (b"br", brotli.compress(TEXT)),
+        (b"zstd", zstandard.compress(TEXT)),
+        (b"zstd", zstandard.compress(TEXT[:100]) + zstandard.compress(TEXT[100:])),
     ],
 )
 @pytest.mark.parametrize("step", [1, 7, 10_000])
@@ -44,17 +55,33 @@ def test_each_flushed_piece_is_readable_at_once(pieces: list[bytes]) -> None:
         assert decoder.decode(encoder.compress(piece) + encoder.flush(zlib.Z_SYNC_FLUSH)) == piece
 
 
-def test_a_bomb_is_not_inflated() -> None:
+@given(pieces=st.lists(st.binary(min_size=1, max_size=50), max_size=10))
+def test_each_flushed_piece_of_the_newer_codings_is_readable_at_once(pieces: list[bytes]) -> None:
+    br, zstd = brotli.Compressor(), zstandard.ZstdCompressor().compressobj()
+    from_br, from_zstd = (decoder_for(name, max_bytes=10_000) for name in (b"br", b"zstd"))
+    for piece in pieces:
+        assert from_br.decode(br.process(piece) + br.flush()) == piece
+        assert from_zstd.decode(zstd.compress(piece) + zstd.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)) == piece
+
+
+@COMPRESSORS
+def test_a_bomb_is_not_inflated(encoding: bytes, compress: Callable[[bytes], bytes]) -> None:
     with pytest.raises(CannotDecode, match="more than is read"):
-        decode(b"gzip", gzip.compress(bytes(1_000_000)), step=10_000)
+        decode(encoding, compress(bytes(10_000_000)), step=10_000)
 
 
-@pytest.mark.parametrize("encoding", [b"br", b"zstd", b"gzip, br"])
+@COMPRESSORS
+def test_all_of_what_a_few_bytes_inflate_to_is_read(encoding: bytes, compress: Callable[[bytes], bytes]) -> None:
+    assert decode(encoding, compress(bytes(5_000_000)), step=10_000, max_bytes=5_000_000) == bytes(5_000_000)
+
+
+@pytest.mark.parametrize("encoding", [b"compress", b"dcb", b"gzip, br"])
 def test_other_codings_are_named_as_unread(encoding: bytes) -> None:
     with pytest.raises(CannotDecode, match="is not read"):
         decoder_for(encoding, max_bytes=1)
 
 
-def test_bytes_that_are_no_gzip_cannot_be_decoded() -> None:
+@pytest.mark.parametrize("encoding", [b"gzip", b"br", b"zstd"])
+def test_bytes_that_do_not_follow_their_coding_cannot_be_decoded(encoding: bytes) -> None:
     with pytest.raises(CannotDecode):
-        decode(b"gzip", TEXT)
+        decode(encoding, TEXT)

@@ -142,7 +142,7 @@ def test_an_error_response_is_the_upstreams_failure() -> None:
     [
         (SSE, b"data: {\n\n", "not JSON"),
         ([(b"content-type", b"text/html")], b"<p>", "text/html"),
-        ([*SSE, (b"content-encoding", b"br")], b"x", "'br'"),
+        ([*SSE, (b"content-encoding", b"dcb")], b"x", "'dcb'"),
         ([*SSE, (b"content-encoding", b"gzip")], b"no gzip", "header"),
     ],
 )
