@@ -1,4 +1,4 @@
-"""What a server's launch needs to see of the host: found by reading it, not by asking.
+"""What a server's launch needs to see of the host: found by reading it, asking only version managers.
 
 A sandbox has a minimal root, so a server that lives in a virtual environment, in
 `node_modules` or in a tool's cache must be given exactly its own install prefix. This
@@ -12,13 +12,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from headstart.backends.contract import Mount, MountMode
 from headstart.config.model import ServerSettings
 from headstart.errors import ServerUnavailable
+from headstart.runtime.shims import behind_shim
 
 __all__ = ["HostFacts", "Launch", "find_launch"]
 
@@ -83,8 +85,9 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
         OSError: What it leads to cannot be read, or went away meanwhile.
     """
     search = server.env.get("PATH", host.search_path)
-    program = _find_program(server, search)
-    seen = _Seen()
+    resolve = partial(behind_shim, server=server.name, cwd=server.cwd, search=search)
+    program = _find_program(server, search, resolve)
+    seen = _Seen(resolve)
     seen.follow(program, search)
     script = _script_argument(program, server)
     if script is not None:
@@ -105,7 +108,7 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
     )
 
 
-def _find_program(server: ServerSettings, search: str) -> Path:
+def _find_program(server: ServerSettings, search: str, resolve: Callable[[Path], Path]) -> Path:
     command = server.command or ""
     if "/" in command:
         base = server.cwd or Path("/")
@@ -119,14 +122,15 @@ def _find_program(server: ServerSettings, search: str) -> Path:
             server=server.name,
             hint=f"install it, or give its full path as mcpServers.{server.name}.command",
         )
-    path = Path(found)
+    path = resolve(Path(found))
     return path if _venv_of(path) else path.resolve()
 
 
 class _Seen:
-    """Collects host paths while following a command."""
+    """Collects host paths while following a command; `resolve` looks behind shims."""
 
-    def __init__(self) -> None:
+    def __init__(self, resolve: Callable[[Path], Path]) -> None:
+        self._resolve = resolve
         self._mounts: dict[Path, MountMode] = {}
         self.bin_dirs: list[str] = []
         self.stamps: set[str] = set()
@@ -144,6 +148,7 @@ class _Seen:
         self._install_of(program)
         interpreter = _shebang(program, search)
         if interpreter is not None and interpreter != program:
+            interpreter = self._resolve(interpreter)
             self.bin_dirs.append(str(interpreter.parent))
             self._install_of(interpreter)
 
