@@ -10,7 +10,7 @@ import pytest
 
 from headstart.bench import demo
 from headstart.bench.demo.run import FULL, QUICK, TOUR
-from headstart.bench.demo.world import SERVERS
+from headstart.bench.demo.world import SERVERS, servers_called
 from headstart.bench.replay_model import Recording, load_recordings
 from headstart.bench.replay_model.playback import output_tokens
 
@@ -22,10 +22,6 @@ LONG = MEASURED[QUICK.sessions :]
 
 def tools(recording: Recording) -> tuple[str, ...]:
     return tuple(call.name for step in recording.steps for call in step.calls)
-
-
-def servers(recording: Recording) -> set[str]:
-    return {name.split("__")[0] for name in tools(recording)}
 
 
 def contents(recordings: tuple[Recording, ...]) -> set[str]:
@@ -66,4 +62,9 @@ def test_what_the_chosen_conversations_call_is_configured(size: object) -> None:
     configured = set(size.servers or SERVERS)
     assert configured <= set(SERVERS)
     assert len(configured) >= 8
-    assert set().union(*(servers(recording) for recording in MEASURED[: size.sessions])) <= configured
+    assert set(servers_called(MEASURED[: size.sessions])) <= configured
+
+
+def test_the_servers_that_conversations_call_are_named_once_in_order() -> None:
+    assert servers_called(MEASURED[:2]) == ["markitdown", "memory", "sympy", "word"]
+    assert set(servers_called(MEASURED)) == set(SERVERS), "the full run calls every server"

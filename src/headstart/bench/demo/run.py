@@ -12,7 +12,7 @@ from headstart.bench.demo.kill import Killed, kill_in_the_middle
 from headstart.bench.demo.learning import ensure_learned
 from headstart.bench.demo.models import MAIN_TPOT_S, open_models
 from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios
-from headstart.bench.demo.world import World, make_world
+from headstart.bench.demo.world import World, make_world, servers_called
 from headstart.bench.isolation import best_backend_name
 from headstart.bench.result import BenchResult
 
@@ -27,7 +27,7 @@ class Size:
         sessions: In each cell.
         tpots_s: Seconds per token; every cell is run at each.
         gap_s: From the beginning of one session to that of the next.
-        servers: Those that are configured; empty: all.
+        servers: Those that are configured, beside all that the sessions call; empty: every one.
         modes_at_once: How many modes prepare side by side. Pages of files are shared by all who map
             them, so that a service that stands idle makes the memory of another look smaller by
             some per cent; a run that has the time does one after the other.
@@ -77,12 +77,14 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
     world = await make_world(progress=watcher.progress)
     backend = await best_backend_name(watcher.progress)
     learned = await ensure_learned(world, backend=backend, progress=watcher.progress)
-    world = world.only(size.servers) if size.servers else world
+    recordings = world.sessions[: size.sessions]
+    if size.servers:
+        world = world.only(dict.fromkeys((*size.servers, *servers_called(recordings))))
     scratch.mkdir(parents=True)
     async with open_models(world.sessions_file, size.tpots_s) as paces:
         stage = Stage(
             world=world,
-            recordings=world.sessions[: size.sessions],
+            recordings=recordings,
             paces=paces,
             backend=backend,
             learned=learned,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from headstart.bench.demo.data import make_data
 from headstart.bench.replay_model import Recording, load_recordings
 from headstart.bench.servers import InstalledServer, cache_dir, ensure_installed
 
-__all__ = ["SERVERS", "World", "make_world"]
+__all__ = ["SERVERS", "World", "make_world", "servers_called"]
 
 _HERE = Path(__file__).parent
 _WORK = "/tmp"  # noqa: S108 the sandbox's own
@@ -53,13 +53,19 @@ class World:
     training: tuple[Recording, ...]
     servers: tuple[str, ...]
 
-    def only(self, servers: Sequence[str]) -> World:
+    def only(self, servers: Iterable[str]) -> World:
         """Return a world of these servers, on the same material; what was learned of the whole holds there."""
         known: dict[str, Any] = json.loads(self.mcp_file.read_text(encoding="utf-8"))["mcpServers"]
         mcp_file = self.folder / "mcp-short.json"
         chosen = {name: known[name] for name in servers}
         mcp_file.write_text(json.dumps({"mcpServers": chosen}, indent=2), encoding="utf-8")
-        return replace(self, mcp_file=mcp_file, servers=tuple(servers))
+        return replace(self, mcp_file=mcp_file, servers=tuple(chosen))
+
+
+def servers_called(recordings: Iterable[Recording]) -> list[str]:
+    """Name the servers that the conversations call, each once, in the order of their first calls."""
+    calls = (call for recording in recordings for step in recording.steps for call in step.calls)
+    return list(dict.fromkeys(call.name.partition("__")[0] for call in calls))
 
 
 async def make_world(*, progress: Callable[[str], None]) -> World:
