@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -19,6 +19,7 @@ from headstart.proxy.formats import ChatCompletions, RequestFacts, ResponseReade
 from headstart.proxy.headers import Header
 from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits, generations
 from headstart.proxy.reading.generations import NOTES_AT_ONCE, PATIENCE_S, PAUSE_S
+from headstart.proxy.reading.parsing import Parsing
 from headstart.proxy.statistics import ProxyStatistics, Tally
 
 CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -314,41 +315,75 @@ def test_generations_take_turns() -> None:
     assert len(set(order)) == 2
 
 
-@pytest.mark.anyio
-async def test_reading_stands_back_while_something_is_forwarded_unless_it_is_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(generations, "LEAST_SLICE_S", 0.0)  # a slice is one generation's turn
-    monkeypatch.setattr(generations, "SLICE_PER_LAG", 0.0)
-    bench = Bench()
-    readings = [bench.open(at_s=5.0) for _ in range(40)]
-    pauses: list[int] = []
-    read_per_turn: list[int] = []
+class Paced:
+    """A bench whose reader runs, in slices of one generation, and whose pauses are counted."""
 
-    async def stand_back() -> bool:
-        pauses.append(len(bench.events))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, generations_waiting: int) -> None:
+        monkeypatch.setattr(generations, "SLICE_S", 0.0)
+        monkeypatch.setattr(generations, "LATE_SLICE_PER_LAG", 0.0)
+        self.bench = Bench()
+        self.readings = [self.bench.open(at_s=5.0) for _ in range(generations_waiting)]
+        self.read_before_pause: list[int] = []
+        self.loop_is_busy = False
+        monkeypatch.setattr(self.bench.reader, "_stand_back", self._stand_back)
+
+    @property
+    def read(self) -> int:
+        return len(self.bench.events)
+
+    async def _stand_back(self) -> bool:
+        self.read_before_pause.append(self.read)
         await anyio.lowlevel.checkpoint()
-        return False
+        return self.loop_is_busy
 
-    async def forward() -> None:
-        while True:
-            before = len(bench.events)
-            readings[-1].response_bytes(5.0, b": nothing\n\n")
-            await anyio.lowlevel.checkpoint()
-            read_per_turn.append(len(bench.events) - before)
+    async def until(self, reached: Callable[[], bool]) -> list[int]:
+        """Let the reader run; return how many generations it read in each turn of the loop."""
+        turns: list[int] = []
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.bench.reader.run)
+                while not reached():
+                    before = self.read
+                    await anyio.lowlevel.checkpoint()
+                    turns.append(self.read - before)
+                tasks.cancel_scope.cancel()
+        return turns
 
-    monkeypatch.setattr(bench.reader, "_stand_back", stand_back)
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(bench.reader.run)
-            tasks.start_soon(forward)
-            while len(bench.events) < 10:
-                await anyio.lowlevel.checkpoint()
-            assert pauses == list(range(len(pauses))), "after each slice"
-            assert len(pauses) >= 10
-            bench.clock.advance(2 * PATIENCE_S)
-            while len(bench.events) < 30:
-                await anyio.lowlevel.checkpoint()
-            tasks.cancel_scope.cancel()
-    assert len(pauses) <= 12, "being late, it no longer does"
-    assert max(read_per_turn) == 1, "even then others pass between two slices"
+
+@pytest.mark.anyio
+async def test_reading_goes_on_while_nothing_is_forwarded_and_lets_others_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced = Paced(monkeypatch, generations_waiting=20)
+    turns = await paced.until(lambda: paced.read == 20)
+    assert paced.read_before_pause == [0]
+    assert max(turns) == 1
+
+
+@pytest.mark.anyio
+async def test_reading_stands_back_as_soon_as_something_is_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced = Paced(monkeypatch, generations_waiting=20)
+
+    def forward() -> bool:
+        paced.readings[-1].response_bytes(5.0, b": nothing\n\n")
+        return paced.read >= 10
+
+    await paced.until(forward)
+    assert paced.read_before_pause == list(range(len(paced.read_before_pause)))
+    assert len(paced.read_before_pause) >= 10
+
+
+@pytest.mark.anyio
+async def test_a_busy_loop_is_left_alone_until_reading_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced = Paced(monkeypatch, generations_waiting=20)
+    paced.loop_is_busy = True
+    await paced.until(lambda: len(paced.read_before_pause) == 50)
+    assert paced.read == 0
+    paced.bench.clock.advance(2 * PATIENCE_S)
+    paced.bench.reader.put(*_a_note(paced))
+    await paced.until(lambda: paced.read >= 10)
+    assert paced.read_before_pause[50:] == list(range(len(paced.read_before_pause) - 50)), "a slice after each pause"
+
+
+def _a_note(paced: Paced) -> tuple[Parsing, float, bytes, int]:
+    """Something new, since a reader that is started again waits for that."""
+    parsing = Parsing(ChatCompletions(), GenerationId("late"), "", paced.bench.reader.limits, paced.bench.tally)
+    return parsing, 5.0, b"", 0

@@ -7,10 +7,11 @@ event loop go round. If something was forwarded meanwhile, or the loop is behind
 it stands back again. So a burst of requests is forwarded first and read after, and a token
 never waits for more than a slice.
 
-A loop that is never idle must be read from too. Once reading is `PATIENCE_S` behind, it no longer
-stands back, only lets others pass between slices; these grow with the lag, so that what is read
-keeps up with what comes. Who is about to look at what a client did in answer can have it read at
-once (`catch_up`).
+A loop that is never idle must be read from too. Once reading is `PATIENCE_S` behind, it takes
+a slice after each pause, whatever is forwarded; that slice grows with the lag, so that what is
+read keeps up with what comes. Pauses stay: on a machine with more to do than it can, a process
+that never sleeps waits longest for its turn. Who is about to look at what a client did in answer
+can have it read at once (`catch_up`).
 
 Generations take turns, and what waits of one is read in one go; pieces of text that follow one
 another become one event, with the time of the first. So the further behind reading is, the less
@@ -47,9 +48,9 @@ PAUSE_S = 0.005
 LATE_S = 0.001
 """A pause that ends so much too late shows a loop that has more to do than it can."""
 PATIENCE_S = 0.05
-LEAST_SLICE_S = 0.0005
+SLICE_S = 0.0005
+LATE_SLICE_PER_LAG = 0.02
 MOST_SLICE_S = 0.005
-SLICE_PER_LAG = 0.01
 NOTES_AT_ONCE = 32
 """Of one generation, before it is the next one's turn."""
 NOTE_BYTES = 200
@@ -192,9 +193,11 @@ class ModelReader:
             self._wake.clear()
             while self._waiting:
                 busy = await self._stand_back()
-                while self._waiting and (not busy or self._lag_s() > PATIENCE_S):
-                    self._read_slice(LEAST_SLICE_S)
+                while self._waiting and not busy:
+                    self._read_slice(SLICE_S)
                     busy = await self._let_others_pass()
+                if self._waiting and (lag_s := self._lag_s()) > PATIENCE_S:
+                    self._read_slice(min(lag_s * LATE_SLICE_PER_LAG, MOST_SLICE_S))
 
     async def _stand_back(self) -> bool:
         """Give forwarding the loop for a while; return whether it needs it still."""
@@ -224,18 +227,17 @@ class ModelReader:
     def drain(self) -> None:
         """Read everything that is there."""
         while self._waiting:
-            self._read_slice(LEAST_SLICE_S)
+            self._read_slice(MOST_SLICE_S)
 
     def catch_up(self) -> None:
         """Read now what is there, for at most the longest slice's time."""
         self._read_slice(MOST_SLICE_S)
 
-    def _read_slice(self, least_s: float) -> None:
+    def _read_slice(self, slice_s: float) -> None:
         if not self._waiting:
             return
-        lag_s = self._lag_s()
-        self._tally.note_lag(lag_s)
-        deadline_s = perf_counter() + min(max(lag_s * SLICE_PER_LAG, least_s), MOST_SLICE_S)
+        self._tally.note_lag(self._lag_s())
+        deadline_s = perf_counter() + slice_s
         while self._waiting:
             self._read_next()
             if perf_counter() >= deadline_s:
