@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headstart.bench.demo.cells import CELLS, CellResult
+from headstart.bench.demo.cells import CELLS, CellResult, WrongGuess
 from headstart.bench.demo.kill import Killed
 from headstart.cli.storyteller import Storyteller
 
@@ -28,33 +28,14 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def guess(resource: str, **changed: Any) -> dict[str, Any]:
-    return {
-        "session": "s",
-        "sandbox": "sbx_1",
-        "resource": resource,
-        "kind": "prewarm",
-        "predictor": "keyword",
-        "because": "keywords: rows, workbook",
-        "probability": 0.5,
-        "placed_s": 0.1,
-        "started_s": 0.1,
-        "ready_s": 0.9,
-        "ended_s": 3.0,
-        "won": False,
-        "void": True,
-        "call": None,
-        "waited_s": 0.0,
-        "hidden_s": 0.0,
-        "wasted_cpu_s": 0.9,
-        "wasted_byte_s": 2e8,
-        **changed,
-    }
+def guess(resource: str, *, cpu_s: float) -> WrongGuess:
+    because = "keywords: rows, workbook"
+    return WrongGuess(resource=resource, session="s", predictor="keyword", because=because, cpu_s=cpu_s, byte_s=2e8)
 
 
-def result(*preparations: dict[str, Any], tpot_s: float = 0.020) -> CellResult:
-    trace: dict[str, Any] = {"session": "s", "summary": SUMMARY, "steps": [], "preparations": list(preparations)}
-    return CellResult(cell=PREDICTIVE, tpot_s=tpot_s, traces=[trace])
+def result(*guesses: WrongGuess, tpot_s: float = 0.020) -> CellResult:
+    trace: dict[str, Any] = {"session": "s", "summary": SUMMARY, "steps": [], "preparations": []}
+    return CellResult(cell=PREDICTIVE, tpot_s=tpot_s, traces=[trace], wrong_guesses=list(guesses))
 
 
 def told(capsys: pytest.CaptureFixture[str], told_of: CellResult, *, show: bool = True) -> str:
@@ -63,21 +44,19 @@ def told(capsys: pytest.CaptureFixture[str], told_of: CellResult, *, show: bool 
 
 
 def test_the_dearest_wrong_guess_is_told_with_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    out = told(capsys, result(guess("git", wasted_cpu_s=0.4), guess("excel")))
+    out = told(capsys, result(guess("git", cpu_s=0.4), guess("excel", cpu_s=0.9)))
     assert "predictive: one session" in out
-    assert "keyword prepared excel for s (p = 0.50, keywords: rows, workbook); nobody came for it." in out
+    assert "keyword prepared excel for s (keywords: rows, workbook); nobody came for it." in out
     assert "It cost 0.90 CPU-seconds and 0.20 GB-seconds" in out
 
 
-def test_no_other_guess_is_called_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    used, kept = guess("git", won=True), guess("git", kind="keep")
-    never_begun = guess("git", started_s=None)
-    assert "wrong guess" not in told(capsys, result(used, kept, never_begun))
+def test_where_no_guess_was_wrong_none_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "wrong guess" not in told(capsys, result())
 
 
 def test_only_the_main_pace_is_told_and_nothing_at_all_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, result(guess("excel"), tpot_s=0.005)) == ""
-    assert told(capsys, result(guess("excel")), show=False) == ""
+    assert told(capsys, result(guess("excel", cpu_s=0.9), tpot_s=0.005)) == ""
+    assert told(capsys, result(guess("excel", cpu_s=0.9)), show=False) == ""
 
 
 def test_a_kill_is_told_with_the_processes_before_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from headstart.bench.demo.cells import CellResult
+from headstart.bench.demo.cells import CellResult, WrongGuess
 from headstart.bench.demo.kill import Killed
 from headstart.bench.demo.models import MAIN_TPOT_S
 from headstart.bench.demo.report import table
@@ -31,17 +31,15 @@ class Storyteller:
         self._title(f"{result.cell.name}: one session")
         for line in waterfall(_most_telling(result)):
             self._out.print(line)
-        wrong = max(_wrong_guesses(result), key=lambda one: one["wasted_cpu_s"], default=None)
-        if wrong is not None:
-            self._wrong_guess(result, wrong)
+        dearest = max(result.wrong_guesses, key=lambda guess: guess.cpu_s, default=None)
+        if dearest is not None:
+            self._wrong_guess(result, dearest)
 
-    def _wrong_guess(self, result: CellResult, guess: Mapping[str, Any]) -> None:
+    def _wrong_guess(self, result: CellResult, guess: WrongGuess) -> None:
         self._title(f"{result.cell.name}: a wrong guess, and what it cost")
-        told = (
-            f"{guess['predictor']} prepared {guess['resource']} for {guess['session']} (p = {guess['probability']:.2f}"
-        )
-        self._out.print(f"{told}, {guess['because']}); nobody came for it.")
-        cost = f"{guess['wasted_cpu_s']:.2f} CPU-seconds and {guess['wasted_byte_s'] / 1e9:.2f} GB-seconds"
+        told = f"{guess.predictor} prepared {guess.resource} for {guess.session} ({guess.because}); nobody came for it."
+        self._out.print(told)
+        cost = f"{guess.cpu_s:.2f} CPU-seconds and {guess.byte_s / 1e9:.2f} GB-seconds"
         self._out.print(f"It cost {cost}, and no agent waited for it.")
 
     def killed(self, killed: Killed) -> None:
@@ -69,9 +67,3 @@ class Storyteller:
 def _most_telling(result: CellResult) -> Mapping[str, Any]:
     """The session with the most calls."""
     return max(result.traces, key=lambda trace: trace["summary"]["calls"])
-
-
-def _wrong_guesses(result: CellResult) -> list[Mapping[str, Any]]:
-    """What was started on a guess and then not used: its time ran out, or its session ended."""
-    preparations = [one for trace in result.traces for one in trace["preparations"]]
-    return [one for one in preparations if one["kind"] != "keep" and not one["won"] and one["started_s"] is not None]

@@ -93,6 +93,13 @@ def test_the_claims_are_ratios_of_cells_of_the_same_run() -> None:
     }
 
 
+def test_a_wait_of_nearly_nothing_is_no_ratio_of_millions() -> None:
+    modes = {
+        cell.name: cell_summary(result(cell, waited_s=1e-7 if "predictive" in cell.name else 2.0)) for cell in CELLS
+    }
+    assert ratios(modes)["prediction_alone"] == pytest.approx(2_000.0)
+
+
 def test_how_long_the_conversations_are_counts_hidden_tokens_too() -> None:
     call = RecordedCall(name="git__git_log", arguments={})
     steps = (RecordedStep(hidden_tokens=10, calls=(call,)), RecordedStep(text="abcdefgh"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from headstart.bench.demo.service import Served, ServiceConfig, serving, session
 from headstart.bench.demo.world import World
 from headstart.bench.replay_model import Recording
 
-__all__ = ["CELLS", "Cell", "CellResult", "Stage", "run_modes", "unused_cpu_s"]
+__all__ = ["CELLS", "Cell", "CellResult", "Stage", "WrongGuess", "run_modes", "unused_cpu_s", "wrong_guesses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,28 @@ class Stage:
     gap_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongGuess:
+    """A sandbox that was started on a prediction and that no call came for.
+
+    Attributes:
+        cpu_s / byte_s: What it had cost when its time was up, or when the sessions were over.
+    """
+
+    resource: str
+    session: str
+    predictor: str
+    because: str
+    cpu_s: float
+    byte_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class CellResult:
     """What one cell measured.
 
     Attributes:
-        traces: Each session's trace, as the service tells it once the session has ended: only then
-            is known of every preparation whether anybody came for it.
+        traces: Each session's trace, as the service tells it.
         wasted_s: CPU-seconds of sandboxes that served no call, gone or still there.
         cpu_s: Burnt below the service (sandboxes, zygotes, the spawner): by what the mode
             prepared before its first pace, and since the pace before.
@@ -92,6 +107,7 @@ class CellResult:
     wasted_s: float = 0.0
     cpu_s: float = 0.0
     peak_bytes: int = 0
+    wrong_guesses: list[WrongGuess] = field(default_factory=list[WrongGuess])
     phases_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -157,12 +173,14 @@ async def _run_pace(stage: Stage, served: Served, pace: Pace, meter: TreeMeter, 
         await meter.sample()
         result.peak_bytes = meter.peak_bytes
         result.cpu_s = meter.cpu_s - burnt_before_s
-        result.wasted_s = unused_cpu_s((await served.ask("/headstart/status"))["pool"]) - unused_before_s
+        pool = (await served.ask("/headstart/status"))["pool"]
+        result.wasted_s = unused_cpu_s(pool) - unused_before_s
+        result.traces = [await served.ask(f"/headstart/trace/{name}") for name in names]
+        result.wrong_guesses = wrong_guesses(result.traces, pool)
     with _timed(result, "end"):
         for name in names:
             await served.end_session(name)
         await served.until_sandboxes(0)
-        result.traces = [await served.ask(f"/headstart/trace/{name}") for name in names]
 
 
 @contextmanager
@@ -182,6 +200,41 @@ def unused_cpu_s(pool: Mapping[str, Any]) -> float:
     """Return the CPU-seconds of all sandboxes that served no call, gone or still there."""
     live = sum(float(sandbox["cpu_s"]) for sandbox in pool["sandboxes"] if sandbox["served"] == 0)
     return float(pool["ended_unused_cpu_s"]) + live
+
+
+def wrong_guesses(traces: Iterable[Mapping[str, Any]], pool: Mapping[str, Any]) -> list[WrongGuess]:
+    """Return what was started on a prediction in vain: what sessions gave up, and what is left when they are over."""
+    return [*_settled(traces), *_standing(pool)]
+
+
+def _settled(traces: Iterable[Mapping[str, Any]]) -> Iterator[WrongGuess]:
+    """What was given up while its session went on."""
+    for trace in traces:
+        for one in trace["preparations"]:
+            if one["kind"] != "keep" and not one["won"] and one["started_s"] is not None:
+                yield WrongGuess(
+                    resource=one["resource"],
+                    session=trace["session"],
+                    predictor=one["predictor"],
+                    because=one["because"],
+                    cpu_s=one["wasted_cpu_s"],
+                    byte_s=one["wasted_byte_s"],
+                )
+
+
+def _standing(pool: Mapping[str, Any]) -> Iterator[WrongGuess]:
+    """What still stands when all sessions are over."""
+    for sandbox in pool["sandboxes"]:
+        cause = sandbox["cause"]
+        if sandbox["served"] == 0 and cause["predictor"] is not None:
+            yield WrongGuess(
+                resource=sandbox["resource"],
+                session=sandbox["session"] or "nobody yet",
+                predictor=cause["predictor"],
+                because=cause["because"],
+                cpu_s=sandbox["cpu_s"],
+                byte_s=sandbox["memory_bytes"] * sandbox["age_s"],
+            )
 
 
 async def _run_sessions(stage: Stage, served: Served, pace: Pace, result: CellResult) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -15,6 +16,8 @@ from headstart.bench.replay_model.playback import output_tokens
 __all__ = ["cell_samples", "cell_summary", "conversations_summary", "ratios", "table"]
 
 _P99_NEEDS = 100
+_LEAST_WAIT_S = 0.001
+"""Waits below count as this much in ratios: what remains is how long a lease takes, and how many of it fit is no claim."""
 
 
 def cell_summary(result: CellResult) -> dict[str, Any]:
@@ -63,7 +66,12 @@ def cell_samples(result: CellResult) -> Iterable[dict[str, Any]]:
             "session": session.session,
             "seconds": session.seconds,
             "model_s": session.model_s,
-            "cell": {"phases_s": result.phases_s},
+            "cell": {
+                "phases_s": result.phases_s,
+                "cpu_s": result.cpu_s,
+                "peak_bytes": result.peak_bytes,
+                "wrong_guesses": [asdict(guess) for guess in result.wrong_guesses],
+            },
             "summary": trace["summary"],
             "calls": [
                 {"tool": call.tool, "seconds": call.ended_s - call.started_s, "is_error": call.is_error}
@@ -78,10 +86,10 @@ def ratios(modes: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """The claims, as ratios of cells of one run."""
 
     def waits(one: str, other: str) -> float:
-        return float(modes[one]["provisioning_s_mean"]) / max(float(modes[other]["provisioning_s_mean"]), 1e-6)
+        return float(modes[one]["provisioning_s_mean"]) / max(float(modes[other]["provisioning_s_mean"]), _LEAST_WAIT_S)
 
     def share(key: str, one: str, other: str) -> float:
-        return float(modes[one][key]) / max(float(modes[other][key]), 1e-6)
+        return float(modes[one][key]) / float(modes[other][key])
 
     return {
         "prediction_alone": waits("on-demand", "predictive"),
