@@ -115,12 +115,13 @@ def test_a_predictor_that_is_often_wrong_is_believed_less_even_if_it_was_refused
     assert book.price(bet(), "s", 10_000.0) is Refusal.NOT_WORTH_IT
 
 
-def test_a_session_that_closed_leaves_its_forecasts_unjudged() -> None:
+def test_what_has_not_come_when_its_session_closes_was_wrong_once() -> None:
     book = books()
     book.heard(bet(), "s", 0.0)
     book.session_closed("s")
     book.time_passed(1_000.0)
-    assert book.export(ME) == {}
+    learned = book.export(ME)["keyword"]
+    assert (sum(learned["hits"]), sum(learned["trials"])) == (0, 1)
 
 
 def test_books_that_do_not_learn_use_what_was_loaded_and_judge_nobody() -> None:

@@ -56,11 +56,11 @@ def test_what_was_said_of_a_conversation_is_its_sessions_after_the_join() -> Non
     assert len(forecasts.came_true("s", GIT)) == 1
 
 
-def test_a_session_that_ended_leaves_nothing() -> None:
+def test_a_session_that_ended_hands_over_what_never_came_true_and_leaves_nothing() -> None:
     forecasts = Forecasts()
     for n in range(100):
         forecasts.add(said(f"s{n}"))
-        forecasts.drop(f"s{n}")
+        assert [forecast.backer for forecast in forecasts.close(f"s{n}")] == [f"s{n}"]
     assert len(forecasts) == 0
 
 

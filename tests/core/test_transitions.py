@@ -229,13 +229,23 @@ def test_sessions_and_principals_are_bounded() -> None:
 # Persistence
 
 
+def test_a_state_that_sessions_end_in_is_followed_by_nothing_as_often() -> None:
+    predictor = TransitionPredictor()
+    for number in range(8):
+        _calls(predictor, "ab" if number % 2 else "a", session=f"s{number}")
+        predictor.close_session(SessionId(f"s{number}"))
+    _calls(predictor, "a", session="new")
+    [best] = predictor.propose(principal=ME, session=SessionId("new"), start_s=_start_s("a", "b"))
+    assert (best.before, best.steps_before) == (4.0, 8.0)
+    assert best.probability == pytest.approx(0.5, abs=0.1)
+
+
 def test_what_is_exported_is_plain_and_restores_to_the_same() -> None:
     predictor, later = TransitionPredictor(), TransitionPredictor()
     _calls(predictor, "abcabca")
     data = json.loads(json.dumps(predictor.export(ME)))
     later.restore(ME, data)
     assert later.export(ME) == predictor.export(ME)
-    predictor.close_session(S)
     _calls(predictor, "a", session="t")
     _calls(later, "a", session="t")
     assert _proposed(predictor, "abc", session="t") == _proposed(later, "abc", session="t")

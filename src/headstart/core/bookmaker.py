@@ -9,7 +9,7 @@ they are asked in turn:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -164,18 +164,21 @@ class Bookmaker:
 
     def time_passed(self, now_s: float) -> None:
         """What did not come in time was wrong."""
-        for forecast in self._forecasts.expired(now_s):
-            if self._learns:
-                record = self._record(forecast.principal, forecast.predictor)
-                record.calibration.update(forecast.said, came_true=False)
+        self._were_wrong(self._forecasts.expired(now_s))
 
     def rebind(self, backer: str, session: str) -> None:
         """A conversation turned out to be a session's."""
         self._forecasts.rebind(backer, session)
 
     def session_closed(self, session: str) -> None:
-        """What was said of it will never be known."""
-        self._forecasts.drop(session)
+        """What has not come by now never will: a start for it was in vain."""
+        self._were_wrong(self._forecasts.close(session))
+
+    def _were_wrong(self, forecasts: Iterable[Forecast]) -> None:
+        for forecast in forecasts:
+            if self._learns:
+                record = self._record(forecast.principal, forecast.predictor)
+                record.calibration.update(forecast.said, came_true=False)
 
     # ------------------------------------------------------------ the record
 

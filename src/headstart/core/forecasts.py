@@ -2,7 +2,7 @@
 
 Every proposal is a forecast, also one that was refused: "this server will be called for
 this backer before then". A call for it makes it true and tells how early it was said; time
-makes it false. Both teach the calibration, so that a predictor that was refused can still
+and the session's end make it false. Both teach the calibration, so that a predictor that was refused can still
 show that it has become right.
 """
 
@@ -87,10 +87,9 @@ class Forecasts:
         for key in list(self._of_backer.get(backer, ())):
             self.add(replace(self._remove(key), backer=session))
 
-    def drop(self, backer: str) -> None:
-        """A session ended before it could be known."""
-        for key in list(self._of_backer.get(backer, ())):
-            self._remove(key)
+    def close(self, backer: str) -> list[Forecast]:
+        """A session ended: take out what was said of it and has not come true."""
+        return [self._remove(key) for key in list(self._of_backer.get(backer, ()))]
 
     def _remove(self, key: _Key) -> Forecast:
         entries = self._of_backer[key[0]]

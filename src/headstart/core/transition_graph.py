@@ -21,7 +21,7 @@ START: Final = ResourceId("")
 
 GraphData = Mapping[str, Mapping[str, float]]
 """A graph as plain data: state → successor → count. The key `""` is `START` as a state and
-"all dropped successors" as a successor."""
+"no successor that is kept" as a successor: those dropped, and the ends of sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Row:
 
     Attributes:
         counts: Per successor.
-        dropped: Transitions to successors that are no longer kept.
+        dropped: Transitions to successors that are no longer kept, or to the session's end.
     """
 
     counts: dict[ResourceId, float] = field(default_factory=dict[ResourceId, float])
@@ -58,6 +58,14 @@ class Row:
             rarest = min(self.counts, key=self.counts.__getitem__)
             self.dropped += self.counts.pop(rarest)
         self.counts[successor] = self.counts.get(successor, 0.0) + 1.0
+        self._count(limits)
+
+    def add_end(self, *, limits: GraphLimits) -> None:
+        """Count a session that ended here."""
+        self.dropped += 1.0
+        self._count(limits)
+
+    def _count(self, limits: GraphLimits) -> None:
         self.total += 1.0
         if self.total >= limits.row_capacity:
             self._halve()
@@ -90,11 +98,19 @@ class TransitionGraph:
 
     def add(self, state: ResourceId, successor: ResourceId) -> None:
         """Count one transition."""
+        self._left(state).add(successor, limits=self._limits)
+
+    def add_end(self, state: ResourceId) -> None:
+        """Count a session that ended in a state."""
+        self._left(state).add_end(limits=self._limits)
+
+    def _left(self, state: ResourceId) -> Row:
+        """Return the row of a state that is left now."""
         row = self._rows.pop(state, None) or Row()
         self._rows[state] = row  # reinserted: the dict's order is by last use
-        row.add(successor, limits=self._limits)
         if len(self._rows) > self._limits.states:
             del self._rows[next(iter(self._rows))]
+        return row
 
     def export(self) -> GraphData:
         """Return the counts as plain data, oldest use first."""

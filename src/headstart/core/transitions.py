@@ -3,7 +3,8 @@
 A state is a server; a session that has not called yet is in `START`. Every call is one
 first-order transition from the session's state to the called server, staying included:
 "three calls of git, then one of sqlite" is what work looks like, and a graph that leaves
-the stays out is sure of a switch at every step.
+the stays out is sure of a switch at every step. A session's end is an outcome, too: a state
+that half of all sessions end in is followed by nothing half of the time.
 
 Counts live at two levels, a session's own and its principal's (nothing learned crosses
 from one principal to another). Two policies turn counts into candidates:
@@ -273,8 +274,10 @@ class TransitionPredictor:
         return self._policy.choose(state, session=own, principal=shared, start_s=start_s)
 
     def close_session(self, session: SessionId) -> None:
-        """Forget a session's own history (its principal's counts stay)."""
-        self._tracks.pop(session, None)
+        """Learn where it ended, and forget its own history."""
+        track = self._tracks.pop(session, None)
+        if track is not None and self._learns:
+            self._graph(track.principal).add_end(track.state)
 
     def export(self, principal: PrincipalId) -> GraphData:
         """Return what was learned of a principal, as plain data."""
