@@ -18,6 +18,7 @@ from headstart.bench.labelled import examples, servers
 from headstart.bench.result import BenchResult, percentile
 from headstart.core.events import ResourceRegistered, ToolProfile
 from headstart.core.intent import KeywordRouter, default_router
+from headstart.core.intent.candidates import KEYWORD_HINT
 from headstart.core.stream import GenerationEnded, GenerationOutcome, GenerationStarted, TextArrived
 from headstart.core.transitions import TransitionPredictor
 from headstart.ids import GenerationId, PrincipalId, ResourceId, SessionId
@@ -37,6 +38,7 @@ def run(*, quick: bool) -> BenchResult:
     deltas = list(_measure_deltas(registrations, streams))
     prefetch = list(_measure_steps(steps))
     quality = [_judge(gamma=gamma, request_only=only) for only in (True, False) for gamma in (1, 2, 3)]
+    quality += [_judge(gamma=2, request_only=only, hints=True) for only in (True, False)]
     by_cut = {cut: [s["us"] for s in deltas if s["cut"] == cut] for cut in ("token", "word")}
     summary: dict[str, Any] = {
         "keyword_us_per_delta_p50": _percentile(by_cut["token"], 50),
@@ -145,7 +147,7 @@ def _rebuild_ms(registrations: Sequence[ResourceRegistered]) -> float:
     return (perf_counter_ns() - began_ns) / 1e6
 
 
-def _judge(*, gamma: int, request_only: bool) -> dict[str, Any]:
+def _judge(*, gamma: int, request_only: bool, hints: bool = False) -> dict[str, Any]:
     router = KeywordRouter(gamma=gamma)
     for registration in servers(_ME):
         router.register(registration)
@@ -160,6 +162,7 @@ def _judge(*, gamma: int, request_only: bool) -> dict[str, Any]:
                 GenerationEnded(at_s=0.0, generation=generation, outcome=GenerationOutcome.COMPLETED),
             )
             for candidate in router.observe(event)
+            if hints or candidate.predictor != KEYWORD_HINT
         }
         named += len(found)
         wanted += bool(example.server)
@@ -167,6 +170,7 @@ def _judge(*, gamma: int, request_only: bool) -> dict[str, Any]:
     return {
         "kind": "quality",
         "gamma": gamma,
+        "hints": hints,
         "text": "request" if request_only else "request and plan",
         "right": right,
         "named": named,

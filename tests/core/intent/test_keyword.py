@@ -95,8 +95,16 @@ def test_more_evidence_crosses_again() -> None:
 
 def test_half_weight_text_needs_twice_the_hits() -> None:
     scan = Scan(_lexicon(a=("alpha", "beta", "delta", "omega")), gamma=2)
-    assert scan.feed("alpha beta delta ", weight=0.5) == ()
-    assert len(scan.feed("omega ", weight=0.5)) == 1
+    assert scan.feed("alpha beta ", weight=0.5) == ()
+    assert [crossing.hint for crossing in scan.feed("delta omega ", weight=0.5)] == [False]
+
+
+def test_four_fifths_of_what_is_needed_in_own_words_is_a_hint_once() -> None:
+    scan = Scan(_lexicon(a=("alpha", "beta", "delta", "omega")), gamma=2)
+    [hint] = scan.feed("alpha beta delta ", weight=0.5)
+    assert (hint.hint, hint.evidence) == (True, ("alpha", "beta", "delta"))
+    assert scan.feed("alpha beta delta again ", weight=0.5) == ()
+    assert [crossing.hint for crossing in scan.feed("omega ", weight=0.5)] == [False]
 
 
 def test_the_state_of_a_stream_does_not_grow_with_its_text() -> None:

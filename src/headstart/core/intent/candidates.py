@@ -10,12 +10,14 @@ from headstart.core.events import ResourceRegistered
 from headstart.core.stream import ModelEvent
 from headstart.ids import GenerationId, PrincipalId, ResourceId, SessionId
 
-__all__ = ["KEYWORD", "KEYWORD_REQUEST", "KEYWORD_RESULTS", "TOOL_NAME", "Candidate", "IntentRouter"]
+__all__ = ["KEYWORD", "KEYWORD_HINT", "KEYWORD_REQUEST", "KEYWORD_RESULTS", "TOOL_NAME", "Candidate", "IntentRouter"]
 
 TOOL_NAME: Final = PredictorName("tool-name")
 """The model wrote a tool call's name."""
 KEYWORD: Final = PredictorName("keyword")
 """Keywords; the last one needed was in the model's own output."""
+KEYWORD_HINT: Final = PredictorName("keyword-hint")
+"""Nearly as many keywords as are needed, in the user's words or the model's own output."""
 KEYWORD_REQUEST: Final = PredictorName("keyword-request")
 """Keywords; the user's words were enough."""
 KEYWORD_RESULTS: Final = PredictorName("keyword-results")

@@ -34,22 +34,26 @@ __all__ = ["Crossing", "Lexicon", "Scan"]
 
 _MOST_SEEN = 1_024
 """Distinct keywords that one stream can hit; a text that hits more is a dictionary, not an intent."""
+_HINT_SHARE = 0.8
+"""Of γ, in words of a server's own, that is a hint."""
 _MOST_EVIDENCE = 12
 """Keywords remembered per server and stream, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """A server whose hits have reached γ, or another γ.
+    """A server whose hits have reached γ, or another γ, or nearly the first.
 
     Attributes:
         score: What its distinct hits weigh together.
         evidence: The first of the keywords that were hit.
+        hint: It is nearly γ only.
     """
 
     resource: ResourceId
     score: float
     evidence: tuple[str, ...]
+    hint: bool = False
 
 
 class Lexicon:
@@ -110,6 +114,7 @@ class _Score:
     specific: float = 0.0
     shared: float = 0.0
     crossed: int = 0
+    hinted: bool = False
     evidence: list[str] = field(default_factory=list[str])
 
 
@@ -172,7 +177,8 @@ class Scan:
     def _cross(self, resource: ResourceId, score: _Score) -> Crossing | None:
         total = score.specific + min(score.shared, max(0.0, self._gamma - 0.5))
         multiples = int(total / self._gamma + 1e-9)
-        if multiples <= score.crossed:
+        hint = not multiples and not score.hinted and score.specific >= _HINT_SHARE * self._gamma
+        if multiples <= score.crossed and not hint:
             return None
-        score.crossed = multiples
-        return Crossing(resource=resource, score=total, evidence=tuple(score.evidence))
+        score.crossed, score.hinted = multiples, True
+        return Crossing(resource=resource, score=total, evidence=tuple(score.evidence), hint=hint)

@@ -20,6 +20,7 @@ from headstart.core.bets import PredictorName
 from headstart.core.events import ResourceRegistered
 from headstart.core.intent.candidates import (
     KEYWORD,
+    KEYWORD_HINT,
     KEYWORD_REQUEST,
     KEYWORD_RESULTS,
     TOOL_NAME,
@@ -147,11 +148,12 @@ class KeywordRouter:
                 principal=started.principal,
                 session=started.session,
                 resource=crossing.resource,
-                predictor=predictor,
+                predictor=KEYWORD_HINT if crossing.hint else predictor,
                 probability=crossing.score / (crossing.score + self._gamma),
                 evidence=crossing.evidence,
             )
             for crossing in crossings
+            if not (crossing.hint and predictor == KEYWORD_RESULTS)
         )
 
     def _lexicon(self, principal: PrincipalId) -> Lexicon:
