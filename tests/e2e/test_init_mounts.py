@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -14,12 +15,12 @@ from .running import SERVERS, Place, headstart, service
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_a_database_among_the_arguments_can_be_written_and_keeps_what_was(
-    place: Place, local_backend_trouble: str, journal: str
+    place: Place, mappable_path: Path, local_backend_trouble: str, journal: str
 ) -> None:
     if local_backend_trouble:
         pytest.skip(f"the local backend cannot run here: {local_backend_trouble}")
-    data = place.folder / "data"
-    data.mkdir(parents=True)
+    data = mappable_path / "data"
+    data.mkdir()
     database = data / "notes.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE notes (text)")
