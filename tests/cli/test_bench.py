@@ -26,7 +26,8 @@ CELL = {
     "sessions": 2,
 }
 PACE = {"tpot_ms": 20.0, "modes": {"eager": CELL}, "ratios": {"prediction_alone": 5.0}}
-SUMMARY = {**PACE, "paces": [PACE]}
+WHOLE_RUN = {"sessions_per_mode": 2, "cpu_s": {"eager": 1.0}, "cpu_vs_on_demand": 0.5}
+SUMMARY = {**PACE, "paces": [PACE], "whole_run": WHOLE_RUN}
 
 
 @pytest.fixture(autouse=True)

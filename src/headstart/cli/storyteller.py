@@ -58,6 +58,10 @@ class Storyteller:
         self._out.print()
         for name, ratio in summary["ratios"].items():
             self._out.print(f"{name.replace('_', ' ')}: {ratio:.2f}")
+        whole = summary["whole_run"]
+        if len(summary["paces"]) > 1:
+            told = f"over all {whole['sessions_per_mode']:g} sessions, zygotes made once"
+            self._out.print(f"cpu vs on demand, {told}: {whole['cpu_vs_on_demand']:.2f}")
 
     def _title(self, text: str) -> None:
         self._out.print()

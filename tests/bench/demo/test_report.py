@@ -9,7 +9,7 @@ from rich.console import Console
 
 from headstart.bench.demo.agent import CallRecord, SessionRecord
 from headstart.bench.demo.cells import CELLS, Cell, CellResult, unused_cpu_s
-from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios, table
+from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios, table, whole_run
 from headstart.bench.replay_model import RecordedCall, RecordedStep, Recording
 
 ON_DEMAND = CELLS[1]
@@ -91,6 +91,16 @@ def test_the_claims_are_ratios_of_cells_of_the_same_run() -> None:
         "memory_vs_reserved": pytest.approx(1.0),
         "cpu_vs_on_demand": pytest.approx(1.0),
     }
+
+
+def test_what_was_prepared_once_is_counted_once_over_the_whole_run() -> None:
+    results = [result(cell) for cell in CELLS for _pace in range(3)]
+    for each in results:
+        prepared = 10.0 if each.cell.zygotes else 0.0
+        each.prepared_cpu_s, each.cpu_s = prepared, prepared + (2.0 if each.cell.zygotes else 8.0)
+    told = whole_run(results)
+    assert (told["cpu_s"]["predictive+zygote"], told["cpu_s"]["on-demand"]) == (16.0, 24.0)
+    assert (told["sessions_per_mode"], told["cpu_vs_on_demand"]) == (6, pytest.approx(16 / 24))
 
 
 def test_a_wait_of_nearly_nothing_is_no_ratio_of_millions() -> None:

@@ -94,8 +94,9 @@ class CellResult:
     Attributes:
         traces: Each session's trace, as the service tells it.
         wasted_s: CPU-seconds of sandboxes that served no call, gone or still there.
-        cpu_s: Burnt below the service (sandboxes, zygotes, the spawner): by what the mode
-            prepared before its first pace, and since the pace before.
+        prepared_cpu_s: Burnt below the service (sandboxes, zygotes, the spawner) by what the mode
+            prepared before its first pace.
+        cpu_s: That, and what was burnt there since the pace before.
         peak_bytes: PSS of the same while the sessions ran, at its highest sample.
         phases_s: Where the wall time went, for those who wait for the demo.
     """
@@ -105,6 +106,7 @@ class CellResult:
     sessions: list[SessionRecord] = field(default_factory=list[SessionRecord])
     traces: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     wasted_s: float = 0.0
+    prepared_cpu_s: float = 0.0
     cpu_s: float = 0.0
     peak_bytes: int = 0
     wrong_guesses: list[WrongGuess] = field(default_factory=list[WrongGuess])
@@ -128,6 +130,7 @@ async def run_modes(stage: Stage, cells: Sequence[Cell], *, on_cell: Callable[[C
                 for pace in stage.paces:
                     result = CellResult(cell=cell, tpot_s=pace.tpot_s, phases_s={"prepare": prepared_s})
                     await _run_pace(stage, served, pace, meter, result)
+                    result.prepared_cpu_s = prepared_cpu_s
                     result.cpu_s += prepared_cpu_s
                     results.append(result)
                     on_cell(result)

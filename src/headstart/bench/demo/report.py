@@ -13,7 +13,7 @@ from headstart.bench.demo.cells import CellResult
 from headstart.bench.replay_model import Recording
 from headstart.bench.replay_model.playback import output_tokens
 
-__all__ = ["cell_samples", "cell_summary", "conversations_summary", "ratios", "table"]
+__all__ = ["cell_samples", "cell_summary", "conversations_summary", "ratios", "table", "whole_run"]
 
 _P99_NEEDS = 100
 _LEAST_WAIT_S = 0.001
@@ -68,6 +68,7 @@ def cell_samples(result: CellResult) -> Iterable[dict[str, Any]]:
             "model_s": session.model_s,
             "cell": {
                 "phases_s": result.phases_s,
+                "prepared_cpu_s": result.prepared_cpu_s,
                 "cpu_s": result.cpu_s,
                 "peak_bytes": result.peak_bytes,
                 "wrong_guesses": [asdict(guess) for guess in result.wrong_guesses],
@@ -97,6 +98,20 @@ def ratios(modes: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         "both_vs_on_demand": waits("on-demand", "predictive+zygote"),
         "memory_vs_reserved": share("peak_memory_mb", "predictive+zygote", "reserved"),
         "cpu_vs_on_demand": share("cpu_s", "predictive+zygote", "on-demand"),
+    }
+
+
+def whole_run(results: Sequence[CellResult]) -> dict[str, Any]:
+    """Sum up all paces, so that what a mode prepared once for all its sessions is counted once."""
+    cpu_s: dict[str, float] = {}
+    for result in results:
+        mode = result.cell.name
+        cpu_s.setdefault(mode, result.prepared_cpu_s)
+        cpu_s[mode] += result.cpu_s - result.prepared_cpu_s
+    return {
+        "sessions_per_mode": sum(len(result.sessions) for result in results) / len(cpu_s),
+        "cpu_s": cpu_s,
+        "cpu_vs_on_demand": cpu_s["predictive+zygote"] / cpu_s["on-demand"],
     }
 
 

@@ -11,7 +11,7 @@ from headstart.bench.demo.cells import CELLS, CellResult, Stage, run_modes
 from headstart.bench.demo.kill import Killed, kill_in_the_middle
 from headstart.bench.demo.learning import ensure_learned
 from headstart.bench.demo.models import MAIN_TPOT_S, open_models
-from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios
+from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios, whole_run
 from headstart.bench.demo.world import World, make_world, servers_called
 from headstart.bench.isolation import best_backend_name
 from headstart.bench.result import BenchResult
@@ -25,6 +25,7 @@ class Size:
 
     Attributes:
         sessions: In each cell.
+        skipped: Recordings before the first that is played.
         tpots_s: Seconds per token; every cell is run at each.
         gap_s: From the beginning of one session to that of the next.
         servers: Those that are configured, beside all that the sessions call; empty: every one.
@@ -38,14 +39,18 @@ class Size:
     gap_s: float
     servers: tuple[str, ...] = ()
     modes_at_once: int = 1
+    skipped: int = 0
 
 
 _EIGHT = ("markitdown", "sympy", "word", "excel", "time", "git", "files", "memory")
-"""What a short run has: some that take long to start, some light ones, and two that run on Node."""
+"""What a tour has: some that take long to start, some light ones, and two that run on Node."""
 
-QUICK = Size(sessions=2, tpots_s=(MAIN_TPOT_S,), gap_s=0.25, servers=_EIGHT, modes_at_once=len(CELLS))
-TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050))
-FULL = Size(sessions=10, tpots_s=(0.005, MAIN_TPOT_S, 0.050), gap_s=2.0)
+_LIGHT = 2
+"""Recordings that call light servers only, the first ones."""
+
+QUICK = Size(sessions=2, tpots_s=(MAIN_TPOT_S,), gap_s=0.25, servers=("sqlite",), modes_at_once=len(CELLS))
+TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050), servers=_EIGHT, skipped=_LIGHT)
+FULL = Size(sessions=10, tpots_s=(0.005, MAIN_TPOT_S, 0.050), gap_s=2.0, skipped=_LIGHT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
     world = await make_world(progress=watcher.progress)
     backend = await best_backend_name(watcher.progress)
     learned = await ensure_learned(world, backend=backend, progress=watcher.progress)
-    recordings = world.sessions[: size.sessions]
+    recordings = world.sessions[size.skipped : size.skipped + size.sessions]
     if size.servers:
         world = world.only(dict.fromkeys((*size.servers, *servers_called(recordings))))
     scratch.mkdir(parents=True)
@@ -125,6 +130,7 @@ def _result(results: Sequence[CellResult], world: World, stage: Stage) -> BenchR
     )
     every = [sample for result in results for sample in cell_samples(result)]
     summary = {**main, "servers": len(world.servers), "conversations": conversations, "paces": paces}
+    summary["whole_run"] = whole_run(results)
     return BenchResult(summary=summary, samples=every, notes=notes)
 
 
