@@ -203,6 +203,39 @@ def test_no_mode_but_predictive_starts_anything_from_words() -> None:
     assert starts(d.opens_call("g", 1.2)) == []
 
 
+def test_a_session_is_over_for_its_trace_once_its_last_guess_is_told() -> None:
+    d = Driven()
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    d.ready(start.sandbox, 2.1)
+    d.broker.take_finished()
+    d.tell(SessionClosed(at_s=5.0, session=S))
+    assert not any(isinstance(one, Preparation | SessionSummary) for one in d.broker.take_finished())
+    d.tell(SandboxStopped(at_s=5.2, sandbox=start.sandbox, cpu_s=0.7))
+    told, summary = d.broker.take_finished()
+    assert isinstance(told, Preparation)
+    assert isinstance(summary, SessionSummary)
+    assert (told.session, told.wasted_cpu_s) == (S, summary.wasted_cpu_s)
+    assert (summary.closed, summary.last_s, summary.wasted_cpu_s > 0.0) == (True, 5.0, True)
+
+
+def test_a_session_that_opens_again_while_its_guesses_are_stopped_begins_anew() -> None:
+    d = Driven()
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    d.ready(start.sandbox, 2.1)
+    d.tell(SessionClosed(at_s=5.0, session=S))
+    d.broker.take_finished()
+    d.tell(SessionOpened(at_s=5.1, session=S, principal=ME, resources=tuple(TEXTS)))
+    [before] = d.broker.take_finished()
+    assert isinstance(before, SessionSummary)
+    assert (before.closed, before.last_s) == (True, 5.0)
+    d.tell(SandboxStopped(at_s=5.2, sandbox=start.sandbox, cpu_s=0.7))
+    again = d.broker.summary(S)
+    assert again is not None
+    assert (again.closed, again.opened_s) == (False, 5.1)
+
+
 def test_a_guess_that_may_cost_more_than_may_be_wasted_is_not_taken() -> None:
     d = Driven(BrokerPolicy(waste_memory_bytes=50_000_000))
     d.generation("g", 1.0)

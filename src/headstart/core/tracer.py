@@ -87,8 +87,17 @@ class _Open:
 
 @dataclass(slots=True, kw_only=True)
 class _Session:
+    """A session's numbers.
+
+    Attributes:
+        closed_s: When it closed; it stays until its last bet is settled.
+        unsettled: How many bets on it were open then.
+    """
+
     summary: SessionSummary
     parts: dict[Part, float] = field(default_factory=lambda: dict.fromkeys(Part, 0.0))
+    closed_s: float | None = None
+    unsettled: int = 0
 
 
 class Tracer:
@@ -123,6 +132,9 @@ class Tracer:
     # ------------------------------------------------------------ sessions
 
     def session_opened(self, event: SessionOpened) -> None:
+        before = self._sessions.get(event.session)
+        if before is not None and before.closed_s is not None:
+            self._leave(event.session)  # its name is used again
         if event.session not in self._sessions:
             self._sessions[event.session] = _Session(
                 summary=SessionSummary(
@@ -133,15 +145,21 @@ class Tracer:
                 )
             )
 
-    def session_closed(self, event: SessionClosed) -> None:
-        """Finish what is open of a session, and its summary."""
+    def session_closed(self, event: SessionClosed, *, unsettled: int = 0) -> None:
+        """Finish what is open of a session, and its summary, once its `unsettled` bets are told."""
         found = self._sessions.get(event.session)
-        if found is None:
+        if found is None or found.closed_s is not None:
             return
         for key in [key for key, step in self._open.items() if step.session == event.session]:
             self._finish(key, event.at_s)
-        del self._sessions[event.session]
-        self._finished.append(replace(self._summary(found), last_s=event.at_s, closed=True))
+        found.closed_s, found.unsettled = event.at_s, unsettled
+        if not unsettled:
+            self._leave(event.session)
+
+    def _leave(self, session: SessionId) -> None:
+        found = self._sessions.pop(session)
+        last_s = found.summary.last_s if found.closed_s is None else found.closed_s
+        self._finished.append(replace(self._summary(found), last_s=last_s, closed=True))
 
     def joined(self, joined: Joined) -> None:
         """A conversation turned out to be a session's: its steps are too."""
@@ -356,6 +374,10 @@ class Tracer:
             wasted_cpu_s=before.wasted_cpu_s + preparation.wasted_cpu_s,
             wasted_byte_s=before.wasted_byte_s + preparation.wasted_byte_s,
         )
+        if session.closed_s is not None:
+            session.unsettled -= 1
+            if session.unsettled <= 0:
+                self._leave(before.session)
 
     # ------------------------------------------------------------ finishing
 
