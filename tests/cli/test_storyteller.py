@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headstart.bench.demo.cells import CELLS, CellResult, WrongGuess
-from headstart.bench.demo.kill import Killed
+from headstart.bench.demo.finale import Finale, Killed
 from headstart.cli.storyteller import Storyteller
 
 PREDICTIVE = CELLS[3]
@@ -59,8 +59,11 @@ def test_only_the_main_pace_is_told_and_nothing_at_all_unless_asked_for(capsys: 
     assert told(capsys, result(guess("excel", cpu_s=0.9)), show=False) == ""
 
 
-def test_a_kill_is_told_with_the_processes_before_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    Storyteller(show=True).killed(Killed(before={41: "python -m server", 42: "init"}, gone_after_s=0.21, left={}))
+def test_the_finale_tells_a_wrong_guess_and_what_a_kill_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    killed = Killed(before={41: "python -m server", 42: "init"}, gone_after_s=0.21, left={})
+    Storyteller(show=True).finale(Finale(wrong_guesses=[guess("excel", cpu_s=0.05)], killed=killed))
     out = capsys.readouterr().out
+    assert "keyword prepared excel for s (keywords: rows, workbook); nobody came for it." in out
+    assert "It cost 0.05 CPU-seconds" in out
     assert "41  python -m server" in out
     assert "2 processes before; 0 left after 0.21 s" in out

@@ -64,7 +64,7 @@ def bench_demo(
     size = replace(size, sessions=sessions or size.sessions, gap_s=size.gap_s if gap_s is None else gap_s)
     storyteller = Storyteller(show=tour and not json)
     watcher = demo.Watcher(
-        progress=say, on_cell=storyteller.cell, on_killed=storyteller.killed if storyteller.shows else None
+        progress=say, on_cell=storyteller.cell, on_finale=storyteller.finale if storyteller.shows else None
     )
     work = folder / "work"
     result = anyio.run(lambda: demo.run(size, scratch=work, watcher=watcher))

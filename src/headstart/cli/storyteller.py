@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from headstart.bench.demo.cells import CellResult, WrongGuess
-from headstart.bench.demo.kill import Killed
+from headstart.bench.demo.finale import Finale, Killed
 from headstart.bench.demo.models import MAIN_TPOT_S
 from headstart.bench.demo.report import table
 from headstart.cli.terminal import console
@@ -33,17 +33,25 @@ class Storyteller:
             self._out.print(line)
         dearest = max(result.wrong_guesses, key=lambda guess: guess.cpu_s, default=None)
         if dearest is not None:
-            self._wrong_guess(result, dearest)
+            self._title(f"{result.cell.name}: a wrong guess, and what it cost")
+            self._wrong_guess(dearest)
 
-    def _wrong_guess(self, result: CellResult, guess: WrongGuess) -> None:
-        self._title(f"{result.cell.name}: a wrong guess, and what it cost")
+    def finale(self, finale: Finale) -> None:
+        """Show what a wrong guess cost, and that nothing is left of a killed service."""
+        self._title("a wrong guess, and what it cost")
+        for guess in finale.wrong_guesses:
+            self._wrong_guess(guess)
+        if not finale.wrong_guesses:
+            self._out.print("nothing was prepared in vain, this time")
+        self._killed(finale.killed)
+
+    def _wrong_guess(self, guess: WrongGuess) -> None:
         told = f"{guess.predictor} prepared {guess.resource} for {guess.session} ({guess.because}); nobody came for it."
         self._out.print(told)
         cost = f"{guess.cpu_s:.2f} CPU-seconds and {guess.byte_s / 1e9:.2f} GB-seconds"
         self._out.print(f"It cost {cost}, and no agent waited for it.")
 
-    def killed(self, killed: Killed) -> None:
-        """Show the processes of a killed service, and that they are gone."""
+    def _killed(self, killed: Killed) -> None:
         self._title("kill -9 of the service, in the middle of two sessions")
         for pid, command in sorted(killed.before.items()):
             self._out.print(Text(f"  {pid:>8}  {command[:100]}", style="dim"))

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from headstart.bench import demo
+from headstart.bench.demo.finale import SECOND_THOUGHTS
 from headstart.bench.demo.run import FULL, QUICK, TOUR
 from headstart.bench.demo.world import SERVERS, servers_called
 from headstart.bench.replay_model import Recording, load_recordings
 from headstart.bench.replay_model.playback import output_tokens
 
 HERE = Path(demo.__file__).parent
-MEASURED = load_recordings(HERE / "sessions.toml")
+MEASURED = tuple(one for one in load_recordings(HERE / "sessions.toml") if one.session != SECOND_THOUGHTS)
 TRAINING = load_recordings(HERE / "training.toml")
 LONG = MEASURED[QUICK.sessions + TOUR.sessions :]
 
@@ -64,6 +65,12 @@ def test_what_the_chosen_conversations_call_is_configured(size: object) -> None:
     configured = {*(size.servers or SERVERS), *servers_called(played)}
     assert configured <= set(SERVERS)
     assert len(configured) >= (5 if size is QUICK else 8)
+
+
+def test_the_one_that_changes_its_mind_is_not_measured_and_calls_nothing() -> None:
+    *measured, last = load_recordings(HERE / "sessions.toml")
+    assert (last.session, tools(last)) == (SECOND_THOUGHTS, ())
+    assert len(measured) == FULL.skipped + FULL.sessions
 
 
 def test_the_servers_that_conversations_call_are_named_once_in_order() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.bench.demo.cells import CELLS, CellResult, Stage, run_modes
-from headstart.bench.demo.kill import Killed, kill_in_the_middle
+from headstart.bench.demo.finale import Finale, play_finale
 from headstart.bench.demo.learning import ensure_learned
 from headstart.bench.demo.models import MAIN_TPOT_S, open_models
 from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios, whole_run
@@ -60,12 +60,12 @@ class Watcher:
     Attributes:
         progress: What is going on, for people.
         on_cell: Each cell, when it is measured.
-        on_killed: What became of a killed service's processes; None leaves that part out.
+        on_finale: What a wrong guess cost, and what became of a killed service's processes; None leaves them out.
     """
 
     progress: Callable[[str], None] = lambda _: None
     on_cell: Callable[[CellResult], None] = lambda _: None
-    on_killed: Callable[[Killed], None] | None = None
+    on_finale: Callable[[Finale], None] | None = None
 
 
 async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
@@ -97,9 +97,9 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
             gap_s=size.gap_s,
         )
         results = await _run_cells(stage, watcher, at_once=size.modes_at_once)
-        if watcher.on_killed is not None:
-            watcher.progress("two sessions, and a kill -9 of the service under them")
-            watcher.on_killed(await kill_in_the_middle(stage))
+        if watcher.on_finale is not None:
+            watcher.progress("a session that changes its mind, then two, and a kill -9 of the service under them")
+            watcher.on_finale(await play_finale(stage))
     return _result(results, world, stage)
 
 

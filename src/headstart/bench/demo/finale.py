@@ -1,4 +1,7 @@
-"""Kill -9 the service in the middle of its work, and watch what it had started go away."""
+"""After the numbers: a conversation that changes its mind, then a kill -9 in the middle of two others.
+
+The first says what it could do and does not do it, so that something is prepared in vain.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
 
 from headstart.backends.spawner.guest.processes import descendants
-from headstart.bench.demo.cells import Stage
+from headstart.bench.demo.cells import Stage, WrongGuess, wrong_guesses
 from headstart.bench.demo.meter import command_of, is_alive
 from headstart.bench.demo.models import MAIN_TPOT_S, Pace
-from headstart.bench.demo.service import Served, ServiceConfig, serving
+from headstart.bench.demo.service import Served, ServiceConfig, serving, session_name
 from headstart.bench.replay_model import Recording
 
-__all__ = ["Killed", "kill_in_the_middle"]
+__all__ = ["SECOND_THOUGHTS", "Finale", "Killed", "play_finale"]
+
+SECOND_THOUGHTS = "second-thoughts"
+"""The recording that says what it could do, and then does not do it."""
 
 _WATCH_S = 10.0
 _BUSY_TIMEOUT_S = 60.0
@@ -39,9 +45,21 @@ class Killed:
     left: Mapping[int, str]
 
 
-async def kill_in_the_middle(stage: Stage) -> Killed:
-    """Run two sessions, kill the service under them, and wait until nothing of it is left."""
-    state_dir = stage.scratch / "killed"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finale:
+    """What happened at the end.
+
+    Attributes:
+        wrong_guesses: What was prepared for the conversation that changed its mind.
+    """
+
+    wrong_guesses: Sequence[WrongGuess]
+    killed: Killed
+
+
+async def play_finale(stage: Stage) -> Finale:
+    """Let one session change its mind; then run two, kill the service under them, and watch until nothing of it is left."""
+    state_dir = stage.scratch / "finale"
     shutil.copytree(stage.learned, state_dir)
     pace = next((pace for pace in stage.paces if pace.tpot_s == MAIN_TPOT_S), stage.paces[0])
     config = ServiceConfig(
@@ -53,6 +71,8 @@ async def kill_in_the_middle(stage: Stage) -> Killed:
         zygotes=True,
     )
     async with serving(config) as (served,):
+        await served.until_zygotes_stand()
+        wrong = await _change_a_mind(stage, served, pace)
         before: dict[int, str] = {}
         async with anyio.create_task_group() as tasks:
             for recording in stage.recordings[:2]:
@@ -61,7 +81,17 @@ async def kill_in_the_middle(stage: Stage) -> Killed:
             before.update((pid, command_of(pid)) for pid in descendants(served.process.pid))
             os.kill(served.process.pid, signal.SIGKILL)
             tasks.cancel_scope.cancel()
-        return await _watch(before)
+        return Finale(wrong_guesses=wrong, killed=await _watch(before))
+
+
+async def _change_a_mind(stage: Stage, served: Served, pace: Pace) -> list[WrongGuess]:
+    recording = next(one for one in stage.world.sessions if one.session == SECOND_THOUGHTS)
+    await served.converse(recording, pace)
+    name = session_name(recording, pace)
+    pool = (await served.ask("/headstart/status"))["pool"]
+    wrong = wrong_guesses([await served.ask(f"/headstart/trace/{name}")], pool)
+    await served.end_session(name)
+    return wrong
 
 
 async def _converse_until_it_breaks(served: Served, recording: Recording, pace: Pace) -> None:
