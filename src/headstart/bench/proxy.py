@@ -53,7 +53,7 @@ class Plan:
     @classmethod
     def of(cls, *, quick: bool) -> Plan:
         if quick:
-            return cls(single_rounds=150, light_seconds=1.0, light_rounds=5, full_seconds=4.0, bursts=8)
+            return cls(single_rounds=100, light_seconds=1.0, light_rounds=3, full_seconds=3.0, bursts=6)
         return cls(single_rounds=600, light_seconds=2.0, light_rounds=6, full_seconds=15.0, bursts=30)
 
 
@@ -93,7 +93,7 @@ async def _child(module: str, *args: str) -> AsyncGenerator[_Child]:
 
 
 async def run(*, quick: bool) -> BenchResult:
-    """Measure. Takes about 25 s if quick, else two minutes.
+    """Measure. Takes about 20 s if quick, else two minutes.
 
     Raises:
         TimeoutError: A process of the bench did not answer.
