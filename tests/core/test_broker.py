@@ -219,6 +219,19 @@ def test_a_session_is_over_for_its_trace_once_its_last_guess_is_told() -> None:
     assert (summary.closed, summary.last_s, summary.wasted_cpu_s > 0.0) == (True, 5.0, True)
 
 
+def test_a_guess_that_another_session_has_claimed_holds_up_no_closed_one_for_ever() -> None:
+    d = Driven()
+    other = SessionId("other")
+    d.tell(SessionOpened(at_s=0.5, session=other, principal=ME, resources=tuple(TEXTS)))
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    assert starts(d.call("c", 1.2, session=other)) == [], "it is given what is starting already"
+    d.tell(SessionClosed(at_s=1.5, session=S))
+    d.ready(start.sandbox, 2.1)
+    closed = [one.session for one in d.broker.take_finished() if isinstance(one, SessionSummary)]
+    assert (closed, d.broker.summary(S)) == ([S], None)
+
+
 def test_a_session_that_opens_again_while_its_guesses_are_stopped_begins_anew() -> None:
     d = Driven()
     d.generation("g", 1.0)

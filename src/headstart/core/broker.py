@@ -366,7 +366,7 @@ class Broker:
         self._scope.session_closed(event.session)
         self._books.session_closed(event.session)
         self._foresight.transitions.close_session(event.session)
-        self._tracer.session_closed(event, unsettled=self._pool.open_stakes(event.session))
+        self._tracer.session_closed(event, unsettled=self._pool.inventory.bets_on(event.session))
 
     def _told(self, instructions: list[Instruction]) -> list[Instruction]:
         """Write the trace of what is about to be done."""

@@ -11,10 +11,11 @@ Steps of a conversation that is not joined yet wait for the join, a few at most.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from headstart.core.bets import BetKind, PredictorName
+from headstart.core.bets import BetId, BetKind, PredictorName
 from headstart.core.events import (
     CallAbandoned,
     CallArrived,
@@ -90,14 +91,14 @@ class _Session:
     """A session's numbers.
 
     Attributes:
-        closed_s: When it closed; it stays until its last bet is settled.
-        unsettled: How many bets on it were open then.
+        closed_s: When it closed; it stays until the last bet on it is settled.
+        unsettled: The bets on it that were open then and still are.
     """
 
     summary: SessionSummary
     parts: dict[Part, float] = field(default_factory=lambda: dict.fromkeys(Part, 0.0))
     closed_s: float | None = None
-    unsettled: int = 0
+    unsettled: set[BetId] = field(default_factory=set[BetId])
 
 
 class Tracer:
@@ -108,6 +109,8 @@ class Tracer:
         self._latest: dict[str, str] = {}
         self._step_of_call: dict[CallId, str] = {}
         self._sessions: dict[SessionId, _Session] = {}
+        self._awaited: dict[BetId, SessionId] = {}
+        """Open bets, and the closed session that stays for each."""
         self._unjoined: OrderedDict[str, deque[Step]] = OrderedDict()
         self._started_s: dict[SandboxId, float] = {}
         self._ready_s: dict[SandboxId, float] = {}
@@ -134,7 +137,7 @@ class Tracer:
     def session_opened(self, event: SessionOpened) -> None:
         before = self._sessions.get(event.session)
         if before is not None and before.closed_s is not None:
-            self._leave(event.session)  # its name is used again
+            self._leave(event.session, before.closed_s)  # its name is used again
         if event.session not in self._sessions:
             self._sessions[event.session] = _Session(
                 summary=SessionSummary(
@@ -145,21 +148,23 @@ class Tracer:
                 )
             )
 
-    def session_closed(self, event: SessionClosed, *, unsettled: int = 0) -> None:
-        """Finish what is open of a session, and its summary, once its `unsettled` bets are told."""
+    def session_closed(self, event: SessionClosed, *, unsettled: Iterable[BetId] = ()) -> None:
+        """Finish what is open of a session, and its summary, once its `unsettled` bets are settled."""
         found = self._sessions.get(event.session)
         if found is None or found.closed_s is not None:
             return
         for key in [key for key, step in self._open.items() if step.session == event.session]:
             self._finish(key, event.at_s)
-        found.closed_s, found.unsettled = event.at_s, unsettled
-        if not unsettled:
-            self._leave(event.session)
+        found.closed_s, found.unsettled = event.at_s, set(unsettled)
+        self._awaited.update(dict.fromkeys(found.unsettled, event.session))
+        if not found.unsettled:
+            self._leave(event.session, event.at_s)
 
-    def _leave(self, session: SessionId) -> None:
+    def _leave(self, session: SessionId, closed_s: float) -> None:
         found = self._sessions.pop(session)
-        last_s = found.summary.last_s if found.closed_s is None else found.closed_s
-        self._finished.append(replace(self._summary(found), last_s=last_s, closed=True))
+        for bet in found.unsettled:
+            del self._awaited[bet]
+        self._finished.append(replace(self._summary(found), last_s=closed_s, closed=True))
 
     def joined(self, joined: Joined) -> None:
         """A conversation turned out to be a session's: its steps are too."""
@@ -328,7 +333,8 @@ class Tracer:
             waited_s=fact.waited_s,
             hidden_s=fact.hidden_s,
         )
-        self._settle(preparation)
+        self._add(preparation)
+        self._settled(fact.stake.id)
 
     def lost(self, fact: StakeLost) -> None:
         """A bet came to nothing."""
@@ -340,7 +346,8 @@ class Tracer:
             wasted_cpu_s=fact.cpu_s,
             wasted_byte_s=fact.byte_s,
         )
-        self._settle(preparation)
+        self._add(preparation)
+        self._settled(fact.stake.id)
 
     def _preparation(self, fact: StakeWon | StakeLost, session: SessionId | None) -> Preparation:
         bet = fact.stake.bet
@@ -360,7 +367,7 @@ class Tracer:
             won=False,
         )
 
-    def _settle(self, preparation: Preparation) -> None:
+    def _add(self, preparation: Preparation) -> None:
         self._finished.append(preparation)
         session = None if preparation.session is None else self._sessions.get(preparation.session)
         if session is None:
@@ -374,10 +381,16 @@ class Tracer:
             wasted_cpu_s=before.wasted_cpu_s + preparation.wasted_cpu_s,
             wasted_byte_s=before.wasted_byte_s + preparation.wasted_byte_s,
         )
-        if session.closed_s is not None:
-            session.unsettled -= 1
-            if session.unsettled <= 0:
-                self._leave(before.session)
+
+    def _settled(self, bet: BetId) -> None:
+        """A bet ended, whoever's it was in the end: a closed session may be over with it."""
+        session = self._awaited.pop(bet, None)
+        found = None if session is None else self._sessions[session]
+        if session is None or found is None or found.closed_s is None:
+            return
+        found.unsettled.discard(bet)
+        if not found.unsettled:
+            self._leave(session, found.closed_s)
 
     # ------------------------------------------------------------ finishing
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from headstart.core.bets import BetId
 from headstart.core.events import Priority
 from headstart.core.pool.sandboxes import Claim, Happening, Sandbox, SandboxState
 from headstart.errors import InvalidTransition
@@ -93,6 +94,11 @@ class Inventory:
     def claims_on(self, principal: PrincipalId, resource: ResourceId) -> int:
         """Count the sessions that have claimed a sandbox of this server."""
         return self._claim_counts.get((principal, resource), 0)
+
+    def bets_on(self, session: SessionId) -> list[BetId]:
+        """Return the open bets on what a session will call, those on sandboxes that are being stopped included."""
+        stakes = (sandbox.stake for sandbox in self)
+        return [stake.id for stake in stakes if stake is not None and session in {stake.bet.session, stake.backer}]
 
     def shelf(self, principal: PrincipalId, resource: ResourceId) -> list[Sandbox]:
         """Return the unclaimed ones, oldest first."""

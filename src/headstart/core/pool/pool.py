@@ -267,11 +267,6 @@ class Pool:
         found = self.inventory.find(sandbox)
         return found.stake if found is not None and found.alive and not found.claimed else None
 
-    def open_stakes(self, session: SessionId) -> int:
-        """Return how many bets on a session are open, those on sandboxes that are being stopped included."""
-        stakes = (sandbox.stake for sandbox in self.inventory)
-        return sum(1 for stake in stakes if stake is not None and session in {stake.bet.session, stake.backer})
-
     def rebind(self, principal: PrincipalId, backer: str, session: SessionId) -> None:
         """A conversation turned out to be a session's: what is prepared for it is the session's."""
         self._placements.rebind(principal, backer, session)
