@@ -1,0 +1,201 @@
+"""What the pool may use at once: start slots and memory."""
+
+from __future__ import annotations
+
+from headstart.core.events import (
+    LeaseRefusal,
+    PrepareForm,
+    Priority,
+    SandboxMeasured,
+    StopReason,
+)
+from headstart.core.policy import Refusal
+from headstart.core.pool import (
+    Estimates,
+    Pool,
+    PoolPolicy,
+    SandboxState,
+)
+from headstart.ids import ResourceId, SequentialIds
+
+from .driving import (
+    EXCEL,
+    GIT,
+    MB,
+    ME,
+    A,
+    B,
+    Driven,
+    driven,
+    granted,
+    refusal,
+    sbx,
+    started,
+    stop,
+)
+
+# ---------------------------------------------------------------- start slots
+
+
+def test_claimed_starts_go_before_configured_before_predicted_and_dearer_bets_before_cheaper() -> None:
+    d = driven(starts_at_once=1)
+    for name in ("one", "two", "three", "four"):
+        d.register(ResourceId(name))
+    d.open(A)
+    d.call(A, ResourceId("one"))
+    d.bet(ResourceId("two"), worth_s=0.1)
+    d.bet(ResourceId("three"), worth_s=0.9)
+    d.call(A, ResourceId("four"))
+    order = [started(d.ready(1))[0].resource]
+    order += [each.resource for each in started(d.ready(4))]
+    order += [each.resource for each in started(d.ready(3))]
+    assert order == ["four", "three", "two"]
+
+
+def test_a_claimed_start_does_not_wait_for_a_predicted_one() -> None:
+    d = driven(starts_at_once=1)
+    d.register(GIT)
+    d.register(EXCEL)
+    d.open(A)
+    d.bet(GIT)
+    assert started(d.call(A, EXCEL))[0].priority is Priority.CLAIMED
+
+
+def test_a_predicted_start_uses_only_the_slots_that_claimed_starts_leave() -> None:
+    d = driven(starts_at_once=2)
+    for name in ("one", "two", "three"):
+        d.register(ResourceId(name))
+    d.open(A)
+    d.call(A, ResourceId("one"))
+    assert started(d.bet(ResourceId("two")) or [])  # type: ignore[arg-type]
+    assert d.bet(ResourceId("three")) == []
+    assert started(d.ready(1))[0].resource == "three"
+
+
+def test_a_prediction_does_not_start_while_a_call_waits_even_if_only_the_call_lacks_memory() -> None:
+    d = driven(memory_bytes=250 * MB)
+    d.register(GIT, memory_bytes=200 * MB)
+    d.register(EXCEL, memory_bytes=40 * MB)
+    d.open(A, B)
+    d.call(A, GIT)
+    d.ready(1, memory_bytes=200 * MB)
+    d.call(B, GIT)
+    assert d.bet(EXCEL) == []
+    assert started(d.abandons(2))[0].resource == EXCEL
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_a_start_that_a_call_waits_for_is_never_evicted() -> None:
+    d = driven(memory_bytes=150 * MB)
+    d.register(GIT)
+    d.register(EXCEL)
+    d.open(A, B)
+    d.call(A, GIT)
+    assert d.call(B, EXCEL) == []
+    assert granted(1, 1) in d.ready(1)
+
+
+def test_a_server_that_can_never_fit_is_refused_with_both_numbers_and_the_cure() -> None:
+    d = driven(memory_bytes=500 * MB)
+    d.register(memory_bytes=900 * MB)
+    d.open(A)
+    told = refusal(d.call())
+    assert told.refusal is LeaseRefusal.NO_MEMORY
+    assert told.message == (
+        "git needs about 900 MB, but the memory budget for all sandboxes is 500 MB; "
+        "set memory_mb of [pool] to at least 900"
+    )
+
+
+def test_a_claimed_start_evicts_the_cheapest_bet_and_starts_when_it_is_gone() -> None:
+    d = driven(memory_bytes=250 * MB)
+    for name in ("cheap", "dear", "git"):
+        d.register(ResourceId(name))
+    d.open(A)
+    d.bet(ResourceId("cheap"), probability=0.1)
+    d.bet(ResourceId("dear"), probability=0.9)
+    assert d.call(A, GIT) == [stop(1, StopReason.EVICTED)]
+    assert started(d.stopped(1))[0].resource == GIT
+
+
+def test_a_bet_displaces_only_what_is_worth_less_per_byte_second() -> None:
+    d = driven(memory_bytes=100 * MB)
+    d.register(GIT)
+    d.register(EXCEL)
+    d.open(A)
+    d.bet(GIT, probability=0.5)
+    assert d.bet(EXCEL, probability=0.5) is Refusal.POOL_MEMORY
+    assert d.bet(EXCEL, probability=0.9) == [stop(1, StopReason.EVICTED)]
+
+
+def test_state_is_evicted_only_for_a_waiting_agent_and_its_owner_is_told_once() -> None:
+    d = driven(memory_bytes=100 * MB)
+    d.register()
+    d.open(A, B)
+    d.call(A, read_only=False)
+    d.ready(1)
+    d.returns(1)
+    assert d.bet(session=B) is Refusal.POOL_MEMORY
+    assert d.call(B) == [stop(1, StopReason.EVICTED)]
+    d.stopped(1)
+    d.ready(2)
+    d.returns(2)
+    told = refusal(d.call(A))
+    assert told.refusal is LeaseRefusal.STATE_LOST
+    assert "empty" in told.message
+    assert d.call(A) == [stop(2, StopReason.EVICTED)], "and then it gets a new one"
+
+
+def test_a_sandbox_that_answers_a_call_is_never_evicted_and_the_waiting_call_is_told_in_the_end() -> None:
+    d = driven(memory_bytes=100 * MB)
+    d.register()
+    d.open(A, B)
+    d.call(A)
+    d.ready(1)
+    assert d.call(B) == []
+    told = refusal(d.pass_time(30.0))
+    assert (told.refusal, told.retry_after_s) == (LeaseRefusal.NO_MEMORY, 30.0)
+    assert "answering calls" in told.message
+    assert d.state(1) is SandboxState.LEASED
+
+
+def test_a_call_that_waits_for_memory_gets_it_when_the_other_call_has_returned() -> None:
+    d = driven(memory_bytes=100 * MB)
+    d.register()
+    d.open(A, B)
+    d.call(A)
+    d.ready(1)
+    d.call(B)
+    assert d.returns(1) == [stop(1, StopReason.EVICTED)]
+    assert started(d.stopped(1))[0].session == B
+
+
+def test_measured_memory_over_the_budget_lets_go_of_bets_but_never_of_state() -> None:
+    d = driven(memory_bytes=250 * MB)
+    d.register(GIT)
+    d.register(EXCEL)
+    d.open(A)
+    d.call(A, GIT, read_only=False)
+    d.ready(1)
+    d.returns(1)
+    d.bet(EXCEL)
+    d.ready(2)
+    out = d.tell(SandboxMeasured(at_s=d.now_s, sandbox=sbx(1), memory_bytes=200 * MB, cpu_s=1.0))
+    assert out == [stop(2, StopReason.EVICTED)]
+    out = d.tell(SandboxMeasured(at_s=d.now_s, sandbox=sbx(1), memory_bytes=300 * MB, cpu_s=1.0))
+    assert out == []
+
+
+def test_what_starts_really_take_replaces_the_estimate() -> None:
+    estimates = Estimates()
+    d = Driven(Pool(PoolPolicy(), SequentialIds(), estimates))
+    d.register(start_s=9.0, memory_bytes=500 * MB)
+    d.open(A, B)
+    d.call(A)
+    d.ready(1, memory_bytes=40 * MB, start_s=0.5)
+    assert d.pool.statistics(0.0).used_bytes == 40 * MB
+    d.call(B)
+    assert d.pool.statistics(0.0).used_bytes == 80 * MB
+    assert estimates.of(ME, GIT, PrepareForm.COLD).start_s == 0.5
