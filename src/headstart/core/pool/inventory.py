@@ -112,6 +112,10 @@ class Inventory:
         """Count what waits for a start in this class."""
         return len(self._queues[priority])
 
+    def all_queued(self) -> int:
+        """Count what waits for a start."""
+        return sum(map(len, self._queues.values()))
+
     def starting(self) -> list[Sandbox]:
         """Return what is being started."""
         return [self._all[each] for each in self._starting]

@@ -66,7 +66,6 @@ from headstart.ids import CallId, IdSource, PrincipalId, ResourceId, SandboxId, 
 
 __all__ = ["Pool"]
 
-
 _NOT_READY = frozenset({SandboxState.QUEUED, SandboxState.STARTING})
 
 
@@ -169,8 +168,7 @@ class Pool:
 
     def crowding(self) -> float:
         """Return how many starts there are, under way or queued, for each start slot."""
-        queued = sum(self.inventory.queued(priority) for priority in Priority)
-        return (len(self.inventory.starting()) + queued) / self._policy.starts_at_once
+        return (len(self.inventory.starting()) + self.inventory.all_queued()) / self._policy.starts_at_once
 
     def next_deadline_s(self) -> float | None:
         """Return when `TimerFired` is wanted next, or None."""
@@ -201,7 +199,7 @@ class Pool:
             memory_bytes=self._policy.memory_bytes,
             starting=len(self.inventory.starting()),
             starts_at_once=self._policy.starts_at_once,
-            queued=sum(self.inventory.queued(priority) for priority in Priority),
+            queued=self.inventory.all_queued(),
             sessions=len(self.book),
             calls=self.book.open_calls,
             backing_off=self._restarts.backing_off(at_s),
