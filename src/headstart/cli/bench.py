@@ -34,7 +34,7 @@ _RUNS = Path("runs")
 
 
 @app.command("demo")
-def bench_demo(
+def bench_demo(  # noqa: PLR0913 (a command's options)
     *,
     quick: QuickOption = False,
     json: JsonOption = False,
@@ -42,6 +42,9 @@ def bench_demo(
     sessions: Annotated[int | None, typer.Option(min=1, max=10, help="Sessions in each mode.")] = None,
     gap_s: Annotated[
         float | None, typer.Option("--gap", min=0, help="Seconds between the sessions' beginnings.")
+    ] = None,
+    tpot_ms: Annotated[
+        list[float] | None, typer.Option("--tpot", min=0, help="Milliseconds per token; may be given several times.")
     ] = None,
     tour: Annotated[
         bool,
@@ -61,7 +64,12 @@ def bench_demo(
 
     folder = _run_folder(runs, "demo")
     size = demo.TOUR if tour else demo.QUICK if quick else demo.FULL
-    size = replace(size, sessions=sessions or size.sessions, gap_s=size.gap_s if gap_s is None else gap_s)
+    size = replace(
+        size,
+        sessions=sessions or size.sessions,
+        gap_s=size.gap_s if gap_s is None else gap_s,
+        tpots_s=tuple(one / 1000 for one in tpot_ms) if tpot_ms else size.tpots_s,
+    )
     storyteller = Storyteller(show=tour and not json)
     watcher = demo.Watcher(
         progress=say, on_cell=storyteller.cell, on_finale=storyteller.finale if storyteller.shows else None

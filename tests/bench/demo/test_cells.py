@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from headstart.bench.demo.cells import wrong_guesses
+from headstart.bench import demo
+from headstart.bench.demo.cells import Stage, wrong_guesses
+from headstart.bench.demo.models import MAIN_TPOT_S, Pace
+from headstart.bench.demo.world import World
+from headstart.bench.replay_model import load_recordings
+
+HERE = Path(demo.__file__).parent
 
 
 def prepared(**changed: Any) -> dict[str, Any]:
@@ -34,3 +42,28 @@ def test_a_guess_is_wrong_if_it_was_started_and_no_call_came_for_it() -> None:
     first, second = wrong_guesses([trace], {"sandboxes": sandboxes})
     assert (first.resource, first.session, first.cpu_s, first.byte_s) == ("excel", "s", 0.5, 3.0)
     assert (second.resource, second.session, second.cpu_s, second.byte_s) == ("word", "nobody yet", 0.25, 20.0)
+
+
+def test_other_paces_than_the_main_one_play_fewer_conversations() -> None:
+    first, second = load_recordings(HERE / "sessions.toml")[:2]
+    paces = tuple(Pace(tpot_s=tpot_s, model_url="http://127.0.0.1:1/v1") for tpot_s in (0.005, MAIN_TPOT_S))
+    stage = Stage(
+        world=World(
+            folder=HERE,
+            mcp_file=HERE,
+            sessions_file=HERE,
+            training_file=HERE,
+            sessions=(first, second),
+            training=(),
+            servers=("time",),
+        ),
+        recordings=(first, second),
+        paces=paces,
+        backend="process",
+        learned=Path("learned"),
+        scratch=Path("scratch"),
+        gap_s=0.0,
+        aside=1,
+    )
+    assert [stage.played_at(pace) for pace in paces] == [(first,), (first, second)]
+    assert replace(stage, paces=paces[:1]).played_at(paces[0]) == (first, second), "a single pace is the main one"

@@ -24,7 +24,7 @@ import anyio
 
 from headstart.bench.demo.agent import SessionRecord
 from headstart.bench.demo.meter import TreeMeter
-from headstart.bench.demo.models import Pace
+from headstart.bench.demo.models import MAIN_TPOT_S, Pace
 from headstart.bench.demo.service import Served, ServiceConfig, serving, session_name
 from headstart.bench.demo.world import World
 from headstart.bench.replay_model import Recording
@@ -57,6 +57,7 @@ class Stage:
 
     Attributes:
         recordings: The conversations, a session each.
+        aside: How many of them are played at other paces than the main one.
         learned: The state directory that each service begins with a copy of.
         scratch: Where they work.
         gap_s: From the beginning of one session to that of the next.
@@ -69,6 +70,12 @@ class Stage:
     learned: Path
     scratch: Path
     gap_s: float
+    aside: int
+
+    def played_at(self, pace: Pace) -> tuple[Recording, ...]:
+        """Return the conversations of each cell at this pace."""
+        is_main = pace.tpot_s == MAIN_TPOT_S or len(self.paces) == 1
+        return self.recordings if is_main else self.recordings[: self.aside]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +169,7 @@ async def _prepare(services: Sequence[Served]) -> list[TreeMeter]:
 
 
 async def _run_pace(stage: Stage, served: Served, pace: Pace, meter: TreeMeter, result: CellResult) -> None:
-    names = [session_name(recording, pace) for recording in stage.recordings]
+    names = [session_name(recording, pace) for recording in stage.played_at(pace)]
     await meter.sample()
     burnt_before_s = meter.cpu_s
     unused_before_s = unused_cpu_s((await served.ask("/headstart/status"))["pool"])
@@ -246,5 +253,5 @@ async def _run_sessions(stage: Stage, served: Served, pace: Pace, result: CellRe
         result.sessions.append(await served.converse(recording, pace))
 
     async with anyio.create_task_group() as tasks:
-        for number, recording in enumerate(stage.recordings):
+        for number, recording in enumerate(stage.played_at(pace)):
             tasks.start_soon(one, recording, number * stage.gap_s)

@@ -119,7 +119,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], *, tpot_ms: float) -> Tabl
     """Lay out one pace's cells, session seconds first; the 99th percentile only where there are enough sessions."""
     sessions = max(cell["sessions"] for cell in summaries.values())
     with_p99 = all("session_s_p99" in cell for cell in summaries.values())
-    title = f"{sessions} sessions in each mode, {tpot_ms:g} ms per token"
+    title = f"{sessions} session{'s' if sessions > 1 else ''} in each mode, {tpot_ms:g} ms per token"
     shown = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     p99 = ("p99",) if with_p99 else ()
     columns = ("mode", "session s", *p99, "max", "waited s", "max", "share", "cold", "wasted", "CPU-s", "peak MB")

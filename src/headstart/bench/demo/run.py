@@ -25,6 +25,7 @@ class Size:
 
     Attributes:
         sessions: In each cell.
+        sessions_aside: In each cell at another pace than the main one, if fewer.
         skipped: Recordings before the first that is played.
         tpots_s: Seconds per token; every cell is run at each.
         gap_s: From the beginning of one session to that of the next.
@@ -40,6 +41,7 @@ class Size:
     servers: tuple[str, ...] = ()
     modes_at_once: int = 1
     skipped: int = 0
+    sessions_aside: int | None = None
 
 
 _EIGHT = ("markitdown", "sympy", "word", "excel", "time", "git", "files", "memory")
@@ -49,7 +51,7 @@ _LIGHT = 2
 """Recordings that call light servers only, the first ones."""
 
 QUICK = Size(sessions=2, tpots_s=(MAIN_TPOT_S,), gap_s=0.25, servers=("sqlite",), modes_at_once=len(CELLS))
-TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050), servers=_EIGHT, skipped=_LIGHT)
+TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050), servers=_EIGHT, skipped=_LIGHT, sessions_aside=1)
 FULL = Size(sessions=10, tpots_s=(0.005, MAIN_TPOT_S, 0.050), gap_s=2.0, skipped=_LIGHT)
 
 
@@ -95,6 +97,7 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
             learned=learned,
             scratch=scratch,
             gap_s=size.gap_s,
+            aside=size.sessions if size.sessions_aside is None else size.sessions_aside,
         )
         results = await _run_cells(stage, watcher, at_once=size.modes_at_once)
         if watcher.on_finale is not None:
