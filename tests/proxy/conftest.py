@@ -82,6 +82,7 @@ class Exchange:
     body: bytes
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    trailers: bytes = b""
     left: anyio.Event = field(default_factory=anyio.Event)
 
     async def send(self, data: bytes) -> None:
@@ -132,8 +133,8 @@ def upstream() -> UpstreamMaker:
             try:
                 while True:
                     head = await reader.readuntil(b"\r\n\r\n")
-                    body = await _read_body(head, reader)
-                    exchange = Exchange(head, body, reader, writer)
+                    body, trailers = await _read_body(head, reader)
+                    exchange = Exchange(head, body, reader, writer, trailers)
                     up.exchanges.append(exchange)
                     await script(exchange)
                     if b"keep-alive: yes" not in head.lower():
@@ -159,22 +160,24 @@ def upstream() -> UpstreamMaker:
     return opened
 
 
-async def _read_body(head: bytes, reader: asyncio.StreamReader) -> bytes:
+async def _read_body(head: bytes, reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Return the body and its trailers."""
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
-            return await reader.readexactly(int(line.partition(b":")[2]))
+            return await reader.readexactly(int(line.partition(b":")[2])), b""
         if line == b"transfer-encoding: chunked":
             return await _read_chunks(reader)
-    return b""
+    return b"", b""
 
 
-async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
-    body = b""
+async def _read_chunks(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    body = trailers = b""
     while size := int(await reader.readuntil(b"\r\n"), 16):
         body += await reader.readexactly(size)
         await reader.readexactly(2)
-    await reader.readexactly(2)
-    return body
+    while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
+        trailers += line
+    return body, trailers
 
 
 @dataclass

@@ -1,4 +1,4 @@
-from headstart.proxy.headers import BodyFraming, framing_of, request_headers, response_headers
+from headstart.proxy.headers import BodyFraming, framing_of, passable_trailers, request_headers, response_headers
 
 SIZED = BodyFraming(2, chunked=False)
 CHUNKED = BodyFraming(None, chunked=True)
@@ -13,7 +13,7 @@ def test_one_connections_own_fields_and_those_it_names_stay_behind() -> None:
     headers = [
         (b"connection", b"keep-alive, X-Private"),
         (b"keep-alive", b"timeout=5"),
-        (b"te", b"trailers"),
+        (b"te", b"deflate"),
         (b"proxy-authorization", b"Basic x"),
         (b"upgrade", b"h2c"),
         (b"x-private", b"1"),
@@ -45,3 +45,13 @@ def test_responses_keep_their_fields_case_and_order() -> None:
 
 def test_a_not_modified_response_announces_no_body() -> None:
     assert response_headers([(b"Content-Length", b"7"), (b"ETag", b"x")], status=304) == [(b"ETag", b"x")]
+
+
+def test_who_takes_trailers_is_told_to_the_upstream_as_the_senders_own_wish() -> None:
+    passed = request_headers([(b"te", b"gzip;q=0.5, Trailers"), (b"connection", b"te")], framing=SIZED)
+    assert passed == [(b"te", b"trailers"), (b"connection", b"te")]
+
+
+def test_trailers_pass_but_for_those_that_would_change_what_the_message_is() -> None:
+    fields = [(b"Host", b"evil"), (b"Content-Length", b"9"), (b"X-Headstart-Key", b"k"), (b"X-Digest", b"1")]
+    assert passable_trailers(fields) == [(b"X-Digest", b"1")]

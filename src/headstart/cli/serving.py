@@ -20,6 +20,7 @@ from headstart.cli.state import only_one
 from headstart.cli.terminal import say
 from headstart.config.model import Settings
 from headstart.errors import ConfigError
+from headstart.proxy.port import PortProtocol
 
 __all__ = ["run_service"]
 
@@ -81,7 +82,7 @@ async def _open_and_serve(settings: Settings, listener: socket.socket, ending: _
             uvicorn.Config(
                 application.asgi,
                 loop="none",
-                http="httptools",
+                http=PortProtocol,  # uvicorn's on httptools, with heads bounded and trailers told
                 ws="none",  # an upgrade arrives as plain HTTP and is answered 426 by the proxy
                 lifespan="off",
                 access_log=False,

@@ -22,6 +22,7 @@ from headstart.ids import IdSource, PrincipalId, RandomIds, is_session_name, ses
 from headstart.proxy.exchange import ClientRequest, Exchange
 from headstart.proxy.formats import FORMATS
 from headstart.proxy.headers import SESSION_HEADER, Header, framing_of, value_of
+from headstart.proxy.port import trailers_of
 from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits
 from headstart.proxy.refusals import Refusal
 from headstart.proxy.routes import Route, Routes
@@ -165,8 +166,8 @@ class ModelProxy:
             self._tally.active_streams -= 1
 
     def _route(self, scope: Scope) -> Route | Refusal:
-        if _wants_websocket(scope):
-            return _UPGRADE_REFUSED
+        if (refusal := _unreadable(scope)) is not None:
+            return refusal
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         return self._routes.resolve(raw_path, scope["query_string"])
 
@@ -181,6 +182,7 @@ class ModelProxy:
             framing=framing_of(headers),
             session=None if name is None else session_named(principal, name),
             principal=principal,
+            trailers=trailers_of(scope),
         )
 
     async def _exchange(self, request: ClientRequest, at_s: float, receive: Receive, send: Send) -> None:
@@ -212,9 +214,21 @@ def _session_of(headers: Sequence[Header]) -> str | None:
     return name if is_session_name(name) else None
 
 
-def _wants_websocket(scope: Scope) -> bool:
-    upgrade = value_of(scope["headers"], b"upgrade") or b""
-    return b"websocket" in upgrade.lower()
+def _unreadable(scope: Scope) -> Refusal | None:
+    """Say what of a request cannot be passed on as it is meant."""
+    headers: Sequence[Header] = scope["headers"]
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings not in ([], [b"chunked"]):
+        return _CODING_REFUSED
+    upgrade = (value_of(headers, b"upgrade") or b"").lower()
+    if b"websocket" in upgrade:
+        return _UPGRADE_REFUSED
+    has_body = codings or value_of(headers, b"content-length") not in (None, b"0")
+    return _UPGRADE_WITH_BODY_REFUSED if upgrade and has_body and _names_upgrade(headers) else None
+
+
+def _names_upgrade(headers: Sequence[Header]) -> bool:
+    return any(name == b"connection" and b"upgrade" in value.lower() for name, value in headers)
 
 
 _UPGRADE_REFUSED = Refusal(
@@ -223,4 +237,18 @@ _UPGRADE_REFUSED = Refusal(
     message="WebSocket connections to model servers are not relayed",
     hint="use the HTTP transport (server-sent events) of the same route",
     headers=((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade")),
+)
+_UPGRADE_WITH_BODY_REFUSED = Refusal(
+    status=426,
+    code="no_upgrade",
+    message="a body that comes with a request for another protocol cannot be read",
+    hint="send it without Upgrade, as plain HTTP/1.1 (curl --http1.1)",
+    headers=((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade, close")),
+)
+_CODING_REFUSED = Refusal(
+    status=501,
+    code="transfer_coding",
+    message="the only transfer coding that is read is chunked",
+    hint="compress the body with Content-Encoding instead of Transfer-Encoding",
+    headers=((b"connection", b"close"),),
 )

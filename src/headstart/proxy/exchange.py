@@ -19,7 +19,15 @@ from starlette.types import Message, Receive, Send
 from headstart.clock import Clock
 from headstart.core.stream import GenerationOutcome
 from headstart.ids import PrincipalId, SessionId
-from headstart.proxy.headers import BodyFraming, Header, request_headers, response_headers, value_of
+from headstart.proxy.headers import (
+    BodyFraming,
+    Header,
+    field_lines,
+    passable_trailers,
+    request_headers,
+    response_headers,
+)
+from headstart.proxy.port import ClientTrailers
 from headstart.proxy.reading import GenerationReading
 from headstart.proxy.refusals import Refusal
 from headstart.proxy.routes import Route
@@ -42,6 +50,7 @@ class ClientRequest:
     framing: BodyFraming
     session: SessionId | None
     principal: PrincipalId
+    trailers: ClientTrailers | None
 
     def __repr__(self) -> str:
         return f"<ClientRequest {self.method} {self.route.upstream.prefix}{self.route.path}>"
@@ -109,7 +118,7 @@ class Exchange:
         request, framing = self._request, self._request.framing
         headers = request_headers(request.headers, framing=framing)
         if framing.chunked:
-            headers.append((b"transfer-encoding", value_of(request.headers, b"transfer-encoding") or b"chunked"))
+            headers.append((b"transfer-encoding", b"chunked"))
         connection.begin(
             method=request.method,
             target=request.route.target,
@@ -128,7 +137,11 @@ class Exchange:
         if not self._request.framing.chunked:
             return body
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-        return chunk + b"0\r\n\r\n" if last else chunk
+        return b"".join((chunk, b"0\r\n", self._trailer_lines(), b"\r\n")) if last else chunk
+
+    def _trailer_lines(self) -> bytes:
+        trailers = self._request.trailers
+        return field_lines(passable_trailers(trailers.of_request)) if trailers is not None else b""
 
     def _copy(self, reading: GenerationReading, body: bytes, *, last: bool) -> None:
         reading.request_bytes(body)
@@ -152,18 +165,23 @@ class Exchange:
     async def _download(self, connection: UpstreamConnection, send: Send) -> None:
         await self._send_head(await connection.response_head(), send)
         read, reading, tally, now_s = connection.read, self._reading, self._tally, self._clock.monotonic_s
-        more = True
-        while more:
+        while True:
             data = await read()
-            more = not connection.ended  # the end goes with the last bytes, if it has come with them
             if data and reading is not None:
                 reading.response_bytes(now_s(), data)
             tally.bytes_down += len(data)
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            if connection.ended:
+                break  # the end goes with the last bytes, if it has come with them
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send_last(data, passable_trailers(connection.trailers), send)
+
+    async def _send_last(self, data: bytes, trailers: list[Header], send: Send) -> None:
+        to_client = self._request.trailers if trailers else None
+        await send({"type": "http.response.body", "body": data, "more_body": to_client is not None})
+        if to_client is not None:
+            await to_client.send(trailers)
 
     async def _send_head(self, head: ResponseHead, send: Send) -> None:
-        if head.status == 101 or head.status > 599:
-            raise UpstreamBroke(f"its status {head.status} is no answer to this request")
         self._response_started = True
         headers = response_headers(head.headers, status=head.status)
         if self._reading is not None:

@@ -2,7 +2,8 @@
 
 Nothing is added and nothing rewritten but `Host`. What is left out: the fields that
 concern one connection only, those that `Connection` names, and Headstart's own
-(`X-Headstart-Session`, `X-Headstart-Key`). Trailers are dropped, as §6.5.1 allows.
+(`X-Headstart-Session`, `X-Headstart-Key`). Trailers pass as trailers, never among a head's
+fields, and without those that would change what the message is (§6.5.1).
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["BodyFraming", "Header", "framing_of", "request_headers", "response_headers", "value_of"]
+__all__ = [
+    "BodyFraming",
+    "Header",
+    "field_lines",
+    "framing_of",
+    "passable_trailers",
+    "request_headers",
+    "response_headers",
+    "value_of",
+]
 
 Header = tuple[bytes, bytes]
 
@@ -25,12 +35,27 @@ _ONE_CONNECTION = frozenset(
         b"proxy-authorization",
         b"proxy-connection",
         b"te",
-        b"trailer",
         b"transfer-encoding",
         b"upgrade",
     }
 )
+_NOT_A_TRAILER = _ONE_CONNECTION | {
+    b"authorization",
+    b"content-encoding",
+    b"content-length",
+    b"content-range",
+    b"content-type",
+    b"cookie",
+    b"expect",
+    b"host",
+    b"set-cookie",
+    b"trailer",
+}
+"""Framing, routing, credentials, and how a body is to be read: some receivers mix trailers into the head."""
 _NOT_UPSTREAM = _ONE_CONNECTION | {b"host", b"expect"}  # `Expect` is answered here: the body is on its way anyway
+
+
+_TAKES_TRAILERS = ((b"te", b"trailers"), (b"connection", b"te"))
 
 
 class BodyFraming(NamedTuple):
@@ -63,7 +88,10 @@ def request_headers(headers: Iterable[Header], *, framing: BodyFraming) -> list[
     left_out = _NOT_UPSTREAM | _named_by_connection(headers)
     if framing.chunked:
         left_out |= {b"content-length"}
-    return [header for header in headers if header[0] not in left_out and not header[0].startswith(OWN_PREFIX)]
+    passed = [header for header in headers if header[0] not in left_out and not header[0].startswith(OWN_PREFIX)]
+    if takes_trailers(headers):
+        passed += _TAKES_TRAILERS
+    return passed
 
 
 def response_headers(headers: Iterable[Header], *, status: int) -> list[Header]:
@@ -73,6 +101,24 @@ def response_headers(headers: Iterable[Header], *, status: int) -> list[Header]:
     if status in (204, 304):
         left_out |= {b"content-length"}  # it would announce a body that such a response cannot have
     return [header for header in headers if header[0].lower() not in left_out]
+
+
+def takes_trailers(headers: Iterable[Header]) -> bool:
+    """Say whether a request's sender wants to see the response's trailers."""
+    return b"trailers" in [token.strip().lower() for token in (value_of(headers, b"te") or b"").split(b",")]
+
+
+def passable_trailers(fields: Iterable[Header]) -> list[Header]:
+    """Return what of a message's trailers goes on."""
+    lowered = ((name.lower(), name, value) for name, value in fields)
+    return [
+        (name, value) for key, name, value in lowered if key not in _NOT_A_TRAILER and not key.startswith(OWN_PREFIX)
+    ]
+
+
+def field_lines(fields: Iterable[Header]) -> bytes:
+    """Return fields as they go on the wire."""
+    return b"".join(b"%b: %b\r\n" % field for field in fields)
 
 
 def _named_by_connection(headers: Iterable[Header]) -> frozenset[bytes]:

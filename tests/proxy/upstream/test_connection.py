@@ -215,3 +215,91 @@ def test_drain_waits_while_the_upstream_takes_nothing_and_ends_with_the_connecti
     assert waits(connection.drain())
     connection.connection_lost(None)
     now(connection.drain())
+
+
+def test_trailers_come_apart_from_the_head() -> None:
+    connection, _ = connected()
+    connection.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nX-T: 1\r\n\r\n")
+    assert now(connection.read()) == b""
+    assert connection.trailers == [(b"X-T", b"1")]
+    begin(connection)
+    assert connection.trailers == []
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\nx: forged\r\ncontent-length: 6\r\n\r\nforged", b"garbage"])
+def test_what_comes_behind_a_complete_response_touches_neither_it_nor_the_next(more: bytes) -> None:
+    connection, transport = connected()
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok" + more)
+    assert now(connection.response_head()).headers == [(b"content-length", b"2")]
+    assert (now(connection.read()), now(connection.read())) == (b"ok", b"")
+    assert transport.aborted
+    assert not connection.reusable
+
+
+def test_a_response_that_nobody_asked_for_closes_an_idle_connection() -> None:
+    connection, _ = connected()
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    assert connection.reusable
+    connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert connection.closed
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"gzip, chunked", b"chunked, gzip", b"gzip\r\nTransfer-Encoding: chunked"])
+def test_a_transfer_coding_that_nobody_asked_for_breaks(coding: bytes) -> None:
+    connection, _ = connected()
+    connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: " + coding + b"\r\n\r\n4\r\nabcd\r\n0\r\n\r\n")
+    with pytest.raises(UpstreamBroke, match="was not asked for"):
+        now(connection.response_head())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n",
+        b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+        b"X: a\r\n Content-Length: 4\r\n\r\nabcd",
+        b"X: a\nContent-Length: 4\r\n\r\nabcd",
+        b"X: a\x00b\r\nContent-Length: 4\r\n\r\nabcd",
+    ],
+)
+def test_a_response_that_two_parsers_could_read_in_two_ways_breaks(head: bytes) -> None:
+    connection, _ = connected()
+    connection.data_received(b"HTTP/1.1 200 OK\r\n" + head)
+    with pytest.raises(UpstreamBroke, match="not HTTP"):
+        now(connection.response_head())
+
+
+@pytest.mark.parametrize("status", [b"099", b"101", b"600", b"999"])
+def test_a_status_that_is_no_answer_breaks(status: bytes) -> None:
+    connection, _ = connected()
+    connection.data_received(b"HTTP/1.1 " + status + b" X\r\ncontent-length: 4\r\n\r\nabcd")
+    with pytest.raises(UpstreamBroke, match="is no answer"):
+        now(connection.response_head())
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [
+        (b"HTTP/1.1 200 OK\r\nx: ", b"y" * 1_000),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 40),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;x=", b"y" * 1_000),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ", b"y" * 1_000),
+    ],
+    ids=["field", "interim responses", "chunk extension", "trailer"],
+)
+def test_what_has_no_end_and_brings_no_body_breaks(begins: bytes, goes_on: bytes) -> None:
+    connection, transport = connected()
+    connection.data_received(begins)
+    for _ in range(300):
+        connection.data_received(goes_on)
+    assert transport.aborted
+
+
+def test_a_long_body_in_small_chunks_with_extensions_is_no_endless_head() -> None:
+    connection, transport = connected()
+    connection.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    for _ in range(3_000):
+        connection.data_received(b"1;" + b"x" * 100 + b"\r\n")
+        connection.data_received(b"a\r\n")
+        now(connection.read())
+    assert not transport.aborted

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from headstart.bench.replay_model.app import replay_app
 from headstart.bench.replay_model.recordings import Recording
+from headstart.proxy.port import PortProtocol
 
 __all__ = ["serve", "serve_on_loopback"]
 
@@ -43,6 +44,7 @@ async def serve_on_loopback(app: ASGIApp, *, port: int = 0) -> AsyncGenerator[st
     with socket.create_server(("127.0.0.1", port), backlog=1024) as listener:
         config = uvicorn.Config(
             app,
+            http=PortProtocol,
             lifespan="off",
             log_level="critical",
             access_log=False,

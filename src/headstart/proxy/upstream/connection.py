@@ -24,7 +24,8 @@ from headstart.proxy.headers import Header
 __all__ = ["ResponseHead", "UpstreamBroke", "UpstreamConnection"]
 
 PAUSE_READING_BYTES = 256 * 1024
-MAX_HEAD_BYTES = 256 * 1024
+MAX_HELD_BYTES = 256 * 1024
+"""Of a head (with the 1xx responses before it), of a chunk's size line, and of trailers."""
 
 
 class UpstreamBroke(Exception):
@@ -60,7 +61,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _forget_exchange(self) -> None:
         self._head: ResponseHead | None = None
         self._headers: list[Header] = []
-        self._head_bytes = 0
+        self._held_bytes = 0
         self._chunks: list[bytes] = []
         self._buffered_bytes = 0
         self._complete = False
@@ -68,6 +69,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep_alive = False
         self._until_close = False
         self._bodyless = False
+        self.trailers: list[Header] = []
 
     # ------------------------------------------------------------ for the exchange
 
@@ -159,10 +161,15 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
+        self._held_bytes += len(data)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as exc:
+            self._break_off(str(exc.__context__))  # one of ours, below
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             self._break_off(f"the response is not HTTP/1.1 ({exc})")
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._break_off(f"its head, a chunk's head or its trailers are larger than {MAX_HELD_BYTES} bytes")
         self._wake_reader()
 
     def eof_received(self) -> None:
@@ -202,29 +209,33 @@ class UpstreamConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------ httptools callbacks
 
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise UpstreamBroke("more came behind a complete response")
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head is not None:
-            return  # a trailer
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError(f"its head is larger than {MAX_HEAD_BYTES} bytes")
-        self._headers.append((name, value))
+        fields = self._headers if self._head is None else self.trailers
+        fields.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200 and status != 101:
+        if 100 <= status < 200 and status != 101:
             self._headers = []
             return
+        if not 200 <= status <= 599:
+            raise UpstreamBroke(f"its status {status} is no answer to this request")
+        framing = _framing(self._headers)
         self._head = ResponseHead(status, self._headers)
+        self._held_bytes = 0
         self._keep_alive = self._parser.should_keep_alive()
-        names = {name.lower() for name, _ in self._headers}
-        self._until_close = not self._bodyless and names.isdisjoint({b"content-length", b"transfer-encoding"})
+        self._until_close = not self._bodyless and framing is None
         if self._bodyless:
             self._complete = True
             self._keep_alive = False  # the parser waits for a body that a HEAD response does not have
 
     def on_body(self, data: bytes) -> None:
         self._chunks.append(data)
+        self._held_bytes = 0
         self._buffered_bytes += len(data)
         if self._buffered_bytes > PAUSE_READING_BYTES and not self._read_paused and self._transport is not None:
             self._read_paused = True
@@ -234,3 +245,20 @@ class UpstreamConnection(asyncio.Protocol):
         if self._head is not None:
             self._complete = True
             self._until_close = False
+
+
+def _framing(headers: Iterable[Header]) -> bytes | None:
+    """Return the field that delimits a response's body; None if only the connection's end does.
+
+    Raises:
+        UpstreamBroke: A transfer coding other than chunked, which nobody asked for: its bytes would
+            reach the client as something else than they are.
+    """
+    found = None
+    for name, value in headers:
+        key = name.lower()
+        if key == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise UpstreamBroke(f"its transfer coding {value.decode('latin-1')!r} was not asked for")
+        if key in (b"transfer-encoding", b"content-length"):
+            found = key
+    return found
