@@ -156,7 +156,8 @@ def test_a_command_that_does_not_exist_is_told_by_serve(running: Running) -> Non
 
 
 def test_a_command_that_does_not_exist_is_told_by_init_and_the_others_are_learned(place: Place) -> None:
-    place.configure({"git": {"command": MISSING}, "good": scripted("good")}, '[service]\nbackend = "process"\n')
+    servers = {"git": {"command": MISSING}, "good": scripted("good"), "plain": scripted("good", zygote="never")}
+    place.configure(servers, '[service]\nbackend = "process"\n')
     before = place.config.read_bytes()
     done = headstart(
         "init",
@@ -177,6 +178,8 @@ def test_a_command_that_does_not_exist_is_told_by_init_and_the_others_are_learne
     assert MISSING in told["git"]["problem"]
     assert told["good"]["problem"] == ""
     assert told["good"]["tools"] == 5
+    assert told["good"]["reason"]
+    assert (told["plain"]["form"], told["plain"]["reason"]) == ("cold", 'its config says zygote = "never"')
 
 
 def test_init_reads_the_mcp_file_and_never_writes_it(place: Place) -> None:
@@ -199,7 +202,11 @@ def test_no_state_is_readable_by_others(running: Running) -> None:
         state = running.place.state
         assert state.stat().st_mode & 0o777 == 0o700
         files = [path for path in state.rglob("*") if path.is_file()]
-        assert {"service.json", "lock"} <= {path.name for path in files}
+        database = {"state.sqlite", "state.sqlite-wal", "state.sqlite-shm"}
+        assert {"service.json", "lock", *database} <= {path.name for path in files}
+        assert any(path.parent.name == "journal" and path.suffix == ".jsonl" for path in files), files
         for path in files:
             mode = path.stat().st_mode & 0o777
             assert mode == 0o600, f"{path} is {mode:o}"
+        for folder in (path for path in state.iterdir() if path.is_dir()):
+            assert folder.stat().st_mode & 0o077 == 0, folder

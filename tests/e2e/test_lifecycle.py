@@ -102,6 +102,20 @@ async def test_a_client_goes_on_after_a_restart_and_is_told_once_what_was_lost(
             await client_context.__aexit__(None, None, None)
 
 
+def test_a_session_that_nobody_uses_ends_and_so_does_its_sandbox(place: Place) -> None:
+    toml = '[service]\nbackend = "process"\nsession_idle_s = 0.5\n'
+    with service(place.configure({"good": scripted("good")}, toml)) as running:
+        with RawClient(f"{running.url}/mcp") as client:
+            client.initialize()
+            assert client.call("good__add", text="x") == ("1 notes", False)
+            before = {pid: command for pid, command in running.processes().items() if "scripted.py" in command}
+            assert before
+            wait_until(lambda: running.status()["runtime"]["sessions"] == 0, within_s=30, what="the session has ended")
+            wait_until(lambda: not alive(before), what="its sandbox is gone")
+        ended = running.trace("last")["summary"]
+        assert (ended["closed"], ended["calls"]) == (True, 1)
+
+
 async def test_a_signal_right_after_the_announcement_is_an_orderly_end(place: Place) -> None:
     with service(configured(place)) as running:
         pass  # `service` sends SIGTERM at once and requires exit status 0
@@ -162,11 +176,33 @@ async def test_mcp_over_stdio_starts_a_service_and_speaks(place: Place) -> None:
                 assert said(await client.call_tool("good__add", {"text": "over stdio"})) == "1 notes"
             async with Client(stdio_client(shim)) as client:  # finds the one that runs; its session is its own
                 assert said(await client.call_tool("good__notes", {})) == ""
-        log = (place.state / "serve.log").read_text(encoding="utf-8")
-        assert log.count("headstart: http") == 1
+        log = place.state / "serve.log"
+        assert log.read_text(encoding="utf-8").count("headstart: http") == 1
+        assert log.stat().st_mode & 0o777 == 0o600
     finally:
         told = headstart("stop", "--state-dir", str(place.state))
     assert told.stdout == NOTHING_LEFT, told.stderr
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_a_client_over_stdio_goes_on_after_a_restart(place: Place, end: signal.Signals) -> None:
+    port = free_port()
+    shim = StdioServerParameters(
+        command=sys.executable, args=["-m", "headstart", "mcp", "--state-dir", str(place.state)]
+    )
+    with anyio.fail_after(60):
+        with service(configured(place), "--port", port) as running:
+            client_context = Client(stdio_client(shim), mode="legacy")
+            client = await client_context.__aenter__()
+            assert said(await client.call_tool("good__add", {"text": "kept?"})) == "1 notes"
+            running.process.send_signal(end)
+            running.process.wait(20)
+        with service(place, "--port", port):
+            lost = await client.call_tool("good__notes", {})
+            assert lost.is_error
+            assert "state is gone" in said(lost)
+            assert said(await client.call_tool("good__add", {"text": "again"})) == "1 notes"
+            await client_context.__aexit__(None, None, None)
 
 
 def test_env_gives_urls_that_work(place: Place, model: str) -> None:
