@@ -188,6 +188,25 @@ async def test_what_forbids_a_zygote_is_told(
     assert asked.checked == []
 
 
+async def test_of_two_servers_with_one_launch_spec_each_starts_from_what_its_own_config_says(
+    open_service: OpenService, checker: Callable[[CheckedForm], Checker], tmp_path: Path
+) -> None:
+    checker(zygote())
+    forks = scripted("notes", tmp_path)
+    never = replace(forks, name=ResourceId("plain"), zygote="never")
+    pool = PoolSettings(mode=PoolMode.ON_DEMAND)
+    async with (
+        FakeBackend(programs={"mcp-notes": SCRIPT.program}, zygotes=True) as backend,
+        open_service(forks, never, pool=pool, backend=backend) as service,
+    ):
+        one, other = [await service.learn(server.name, LOCAL_PRINCIPAL) for server in (forks, never)]
+        await service.request(scope("s"), never.name, "tools/call", call("read"), RecordingChannel())
+        started = backend.starts[-1].form
+    assert (one.form, other.form) == (PrepareForm.ZYGOTE, PrepareForm.COLD)
+    assert other.reason == 'its config says zygote = "never"'
+    assert started.value == "cold"
+
+
 async def test_zygotes_hold_no_more_than_their_share_of_the_budget(
     scene: OpenScene, checker: Callable[[CheckedForm], Checker]
 ) -> None:

@@ -85,7 +85,12 @@ class Forms:
         return PrepareForm.COLD if self.zygote(principal, server) is None else PrepareForm.ZYGOTE
 
     def zygote(self, principal: PrincipalId, server: ResourceId) -> Prepared | None:
-        """Return the zygote that stands ready, if there is one."""
+        """Return the zygote that stands ready, if there is one and the server may start from it.
+
+        Two servers with one launch spec have one zygote; what the config says of them may differ.
+        """
+        if self._refusal(self._parts.servers.get(server)) is not None:
+            return None
         try:
             spec = self._parts.servers.spec(server)
         except ServerUnavailable:
