@@ -48,6 +48,8 @@ class RecordingChannel:
     answers: dict[str, JsonObject] = field(default_factory=dict[str, JsonObject])
     told: list[tuple[str, JsonObject | None]] = field(default_factory=list[tuple[str, JsonObject | None]])
     heard: anyio.Event = field(default_factory=anyio.Event)
+    capabilities: JsonObject = field(default_factory=lambda: {"roots": {}, "sampling": {}, "elicitation": {}})
+    log_level: str | None = None
 
     async def progress(self, params: JsonObject) -> None:
         self._note("notifications/progress", params)

@@ -93,6 +93,19 @@ class RequestChannel:
         self._server = server
         self._views = views
 
+    @property
+    def capabilities(self) -> Mapping[str, Any]:
+        """What the client can do; extensions have methods of their own, which the merged view cannot route."""
+        told = self._voice.capabilities
+        if self._voice.connection.server is not None:
+            return told
+        return {name: value for name, value in told.items() if name != "extensions"}
+
+    @property
+    def log_level(self) -> str | None:
+        """The lowest level of log messages that are sent on."""
+        return self._voice.log_level
+
     async def progress(self, params: JsonObject) -> None:
         """Send progress on, under the client's own token."""
         await self._voice.progress(params)
@@ -149,6 +162,16 @@ class SessionChannel:
     def __init__(self, session: Session, views: Views) -> None:
         self._session = session
         self._views = views
+
+    @property
+    def capabilities(self) -> Mapping[str, Any]:
+        """What the session's clients can do together."""
+        return {name: value for each in self._session.connections.values() for name, value in each.capabilities.items()}
+
+    @property
+    def log_level(self) -> str | None:
+        """None: each connection's own level is looked at where a message goes out."""
+        return None
 
     async def progress(self, params: JsonObject) -> None:
         """Drop it: progress without a request has no token of the client's."""

@@ -17,7 +17,7 @@ from headstart.errors import CatalogueUnavailable, ServerUnavailable
 from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import Catalogue, SessionScope
 from headstart.runtime.forms import Forms
-from headstart.runtime.handshake import Lists, as_catalogue
+from headstart.runtime.handshake import Lists, as_catalogue, is_stateless
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Sessions
 from headstart.runtime.store import Estimate, Known, Store
@@ -61,6 +61,11 @@ class Catalogues:
             return self._store.known(scope.principal, self._servers.key(server, scope))
         except ServerUnavailable:
             return None  # its command is gone; whoever starts it is told so
+
+    def stateless(self, server: ResourceId, scope: SessionScope) -> bool:
+        """Tell whether a server spoke the stateless protocol when it was last met."""
+        known = self.known(server, scope)
+        return known is not None and is_stateless(known.catalogue.initialize)
 
     def of_session(self, server: ResourceId, scope: SessionScope) -> Catalogue | None:
         """Return a server's lists as this session sees them, None if they are not known."""

@@ -130,6 +130,16 @@ class ClientChannel(Protocol):
     request of the client's tells.
     """
 
+    @property
+    def capabilities(self) -> Mapping[str, Any]:
+        """What the client says it can be asked, and which extensions it knows."""
+        ...
+
+    @property
+    def log_level(self) -> str | None:
+        """The lowest level of log messages that it wants; None: it did not say, "": none at all."""
+        ...
+
     async def progress(self, params: JsonObject) -> None:
         """Forward `notifications/progress` for this request (with the client's own token)."""
         ...

@@ -27,7 +27,7 @@ from headstart.core.events import (
 )
 from headstart.errors import ServerUnavailable
 from headstart.ids import PrincipalId, ResourceId, SandboxId, SessionId
-from headstart.runtime.contract import Catalogue, ClientChannel, JsonObject
+from headstart.runtime.contract import Catalogue, ClientChannel, JsonObject, SessionScope
 from headstart.runtime.forms import Forms
 from headstart.runtime.handshake import Lists
 from headstart.runtime.servers import ConfiguredServers
@@ -49,6 +49,7 @@ class Home:
         lists_changed: Told that a running server says that a list of its own has changed.
         tell: Forwards a notification to a session's listener.
         listener: Where a session listens.
+        stateless: Tells whether a server spoke the stateless protocol when it was last met.
     """
 
     report: Callable[[Event], None]
@@ -56,6 +57,7 @@ class Home:
     lists_changed: Callable[[LiveSandbox, str], None]
     tell: Callable[[SessionId, ResourceId, str, JsonObject | None], None]
     listener: Callable[[SessionId], ClientChannel | None]
+    stateless: Callable[[ResourceId, SessionScope], bool]
 
 
 class LiveSandbox:
@@ -169,6 +171,9 @@ class Fleet:
                 background=order.priority is Priority.PREDICTED,
                 package_lock=lambda: self.package_lock(self._servers.spec(order.resource).package),
                 on_lists=lambda lists: self._came_up(live, lists),
+                stateless=lambda: self._home.stateless(
+                    order.resource, SessionScope(session=SessionId(""), principal=order.principal)
+                ),
             ),
             backend=self._backend,
             clock=self._clock,

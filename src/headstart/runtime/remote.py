@@ -3,7 +3,8 @@
 A connection is the session's own, because a remote server keeps state by its session id
 and its headers carry somebody's credentials. The SDK's transport speaks HTTP (one POST per
 request, SSE answers resumed where the server lets them, the GET stream); ids, order,
-progress and cancellation are the same `Peer` as over stdio.
+progress, cancellation and both protocols are the same as over stdio. Only the headers that
+the stateless one wants are of here: they repeat what is in the message.
 
 An HTTP 401 or 403 is not an error of the call: the client must see the challenge itself,
 or it could never authorise. It is noted where the response comes in and raised by
@@ -24,6 +25,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
@@ -33,12 +35,12 @@ from headstart.errors import HeadstartError, ServerUnavailable, UnauthorizedUpst
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.handshake import HandshakeRefused, Lists, read_lists, shake_hands
 from headstart.runtime.outbox import MAX_QUEUED_MESSAGES, LinkClosed, Outgoing, QueueOutbox
-from headstart.runtime.rpc import Exchange, Owner, Peer
+from headstart.runtime.rpc import Conversation, Exchange, Owner, Peer
+from headstart.runtime.stateless import mirrored_headers
 
 __all__ = ["SESSION_TERMINATED", "RemoteConnection"]
 
 CONNECT_TIMEOUT_S = 30.0
-VERSION_HEADER = "mcp-protocol-version"
 SESSION_TERMINATED = "Session terminated"
 """How the SDK's transport reports a 404 for a session id."""
 
@@ -54,8 +56,17 @@ class _Denial:
 class RemoteConnection:
     """A conversation with a remote server; `live` owns it."""
 
-    def __init__(self, server: ServerSettings, *, headers: Mapping[str, str], owner: Owner, clock: Clock) -> None:
+    def __init__(
+        self,
+        server: ServerSettings,
+        *,
+        headers: Mapping[str, str],
+        owner: Owner,
+        clock: Clock,
+        stateless: bool = False,
+    ) -> None:
         self._server = server
+        self._stateless = stateless
         self._owner = owner
         self._clock = clock
         self._client = httpx2.AsyncClient(
@@ -64,7 +75,7 @@ class RemoteConnection:
             event_hooks={"response": [self._look_for_denial]},
         )
         self._denial: _Denial | None = None
-        self._peer: Peer | None = None
+        self._conversation: Conversation | None = None
         self._settled = anyio.Event()
         self._stop = anyio.Event()
         self._version: str | None = None
@@ -106,29 +117,29 @@ class RemoteConnection:
             ServerUnavailable: The connection broke.
         """
         await self.ready()
-        if self._peer is None:
+        if self._conversation is None:
             raise self._unreachable("the connection was closed")
         self._denial = None
         try:
-            return await self._peer.request(method, params, channel=channel)
+            return await self._conversation.request(method, params, channel=channel)
         except MCPError as exc:
             raise self._denied() or exc from None
         except LinkClosed:
             raise self.failure or self._unreachable("the connection broke during the call") from None
 
     async def notify(self, method: str, params: JsonObject | None) -> None:
-        if self._peer is not None:
+        if self._conversation is not None:
             try:
-                await self._peer.notify(method, params)
+                await self._conversation.notify(method, params)
             except LinkClosed:
                 _log.debug("%s: %s was not delivered, the connection is closed", self._server.name, method)
 
     async def read_lists(self) -> Lists | None:
         """Read all lists again; None if the server has ended or refuses."""
-        if self._peer is None or self.lists is None:
+        if self._conversation is None or self.lists is None:
             return None
         try:
-            return await read_lists(self._peer, self.lists.initialize)
+            return await read_lists(self._conversation, self.lists.initialize)
         except (LinkClosed, HandshakeRefused) as exc:
             _log.info("%s: its changed lists could not be read: %s", self._server.name, exc)
             return None
@@ -142,7 +153,7 @@ class RemoteConnection:
         except* (httpx2.HTTPError, anyio.BrokenResourceError, anyio.ClosedResourceError) as group:
             self.failure = self.failure or self._unreachable(_first(cast("BaseException", group)))
         finally:
-            self._peer = None
+            self._conversation = None
             self._stop.set()
             self._settled.set()
 
@@ -153,7 +164,6 @@ class RemoteConnection:
             streamable_http_client(url, http_client=self._client, max_sse_event_size=None) as (incoming, outgoing),
             _open_peer(self._server, self._owner, self._clock) as (peer, queue, tasks),
         ):
-            self._peer = peer
             tasks.start_soon(self._read, incoming, peer)
             tasks.start_soon(self._write, queue, outgoing)
             if await self._shake_hands(peer):
@@ -164,7 +174,7 @@ class RemoteConnection:
     async def _shake_hands(self, peer: Peer) -> bool:
         try:
             with anyio.fail_after(self._server.start_timeout_s):
-                self.lists = await shake_hands(peer)
+                self._conversation, self.lists = await shake_hands(peer, stateless=self._stateless)
         except TimeoutError:
             self.failure = self._unreachable(
                 f"it did not answer its handshake within {self._server.start_timeout_s:g} s"
@@ -188,10 +198,22 @@ class RemoteConnection:
     async def _write(self, queue: MemoryObjectReceiveStream[Outgoing], outgoing: object) -> None:
         async for item in queue:
             message = jsonrpc_message_adapter.validate_python(item.message)
-            stamped = ClientMessageMetadata(headers={VERSION_HEADER: self._version}) if self._version else None
+            headers = self._headers(item.message)
+            stamped = ClientMessageMetadata(headers=headers) if headers else None
             await outgoing.send(SessionMessage(message, metadata=stamped))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]  the SDK's stream types are private
             if item.on_sent is not None:
                 item.on_sent()
+
+    def _headers(self, message: JsonObject) -> dict[str, str]:
+        """Return the headers that this message needs beside the connection's own."""
+        mirrored = mirrored_headers(message, self._input_schema)
+        if mirrored:
+            return mirrored
+        return {MCP_PROTOCOL_VERSION_HEADER: self._version} if self._version else {}
+
+    def _input_schema(self, tool: str) -> object:
+        listed = self.lists.tools if self.lists is not None else ()
+        return next((one.get("inputSchema") for one in listed if one.get("name") == tool), None)
 
     def _learn_version(self, message: JsonObject) -> None:
         """Every message after `initialize` names the version that was agreed on."""

@@ -57,18 +57,23 @@ class RemoteHome:
 
 
 class Remotes:
-    """Connections by session and server."""
+    """Connections by session and server.
+
+    `stateless` tells whether a server spoke the stateless protocol when it was last met.
+    """
 
     def __init__(
         self,
         *,
         servers: ConfiguredServers,
         home: Callable[[SessionId, ResourceId], RemoteHome],
+        stateless: Callable[[ResourceId, SessionScope], bool],
         clock: Clock,
         tasks: TaskGroup,
     ) -> None:
         self._servers = servers
         self._home = home
+        self._stateless = stateless
         self._clock = clock
         self._tasks = tasks
         self._connections: dict[tuple[SessionId, ResourceId], RemoteConnection] = {}
@@ -88,7 +93,11 @@ class Remotes:
             connection.use_headers(headers)
             return connection
         connection = RemoteConnection(
-            self._servers.get(server), headers=headers, owner=self._home(scope.session, server), clock=self._clock
+            self._servers.get(server),
+            headers=headers,
+            owner=self._home(scope.session, server),
+            clock=self._clock,
+            stateless=self._stateless(server, scope),
         )
         self._connections[scope.session, server] = connection
         self._tasks.start_soon(self._run, (scope.session, server), connection, name=f"remote {server}")

@@ -13,7 +13,8 @@ dropped and counted, never the answer.
 
 A stdio server cannot say which request a notification or a request of its own belongs to
 (only progress carries a token). It goes to the newest open request, or, with none open, to
-the owner of the conversation.
+the owner of the conversation. The stateless protocol's subscriptions are the exception: what
+they tell carries the id of the request that subscribed, which stays open and gets nothing else.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ from typing import Any, Protocol, cast
 import anyio
 from anyio.abc import TaskGroup
 from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 
 from headstart.clock import Clock
 from headstart.ids import ResourceId
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.outbox import LinkClosed, Outbox, Outgoing
 
-__all__ = ["Exchange", "Nobody", "Owner", "Peer"]
+__all__ = ["Conversation", "Exchange", "Nobody", "Owner", "Peer"]
 
 MAX_ARRIVALS = 1_000
 MAX_SERVER_REQUESTS = 64
 METHOD_NOT_FOUND = -32601
 INTERNAL_ERROR = -32603
+
+_NEVER_CANCELLED = frozenset({"initialize", "server/discover"})
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +73,20 @@ class Owner(Protocol):
 
     def fallback_channel(self) -> ClientChannel | None:
         """Return where the server's own requests go while no request is open."""
+        ...
+
+
+class Conversation(Protocol):
+    """What a server can be asked and told once it is introduced, whichever protocol it speaks."""
+
+    async def request(
+        self, method: str, params: JsonObject | None, *, channel: ClientChannel | None = None
+    ) -> Exchange:
+        """Send a request and return its answer; see `Peer.request`."""
+        ...
+
+    async def notify(self, method: str, params: JsonObject | None) -> None:
+        """Send a notification; see `Peer.notify`."""
         ...
 
 
@@ -104,9 +122,14 @@ _Arrival = _Progress | _Notice | _Answer | Exception
 
 @dataclass(slots=True, kw_only=True)
 class _Pending:
-    """A request that is open: what has arrived for it and who waits."""
+    """A request that is open: what has arrived for it and who waits.
+
+    Attributes:
+        subscribes: It stays open to be told what it subscribed to.
+    """
 
     channel: ClientChannel | None
+    subscribes: bool = False
     token: object = None
     arrivals: deque[_Arrival] = field(default_factory=deque[_Arrival])
     arrived: asyncio.Future[None] | None = None
@@ -128,15 +151,17 @@ class Peer:
     """Our end of the conversation.
 
     Attributes:
+        owner: Whoever holds the conversation.
+        tasks: Where what the conversation does beside its requests runs; ends with it.
         dropped_notifications: How many were given up because a client took them too slowly.
     """
 
     def __init__(self, *, server: ResourceId, outbox: Outbox, owner: Owner, clock: Clock, tasks: TaskGroup) -> None:
         self._server = server
         self._outbox = outbox
-        self._owner = owner
+        self.owner = owner
         self._clock = clock
-        self._tasks = tasks
+        self.tasks = tasks
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._serving: dict[str | int, anyio.CancelScope] = {}
@@ -148,9 +173,16 @@ class Peer:
         return len(self._pending)
 
     async def request(
-        self, method: str, params: JsonObject | None, *, channel: ClientChannel | None = None
+        self,
+        method: str,
+        params: JsonObject | None,
+        *,
+        channel: ClientChannel | None = None,
+        subscribes: bool = False,
     ) -> Exchange:
         """Send a request and return its answer; what arrives before it goes to `channel`, in order.
+
+        With `subscribes`, only what names this request as its subscription does.
 
         Cancelling sends `notifications/cancelled` and forgets the request.
 
@@ -161,7 +193,7 @@ class Peer:
         if self._closed:
             raise LinkClosed
         request_id = next(self._ids)
-        pending = _Pending(channel=channel)
+        pending = _Pending(channel=channel, subscribes=subscribes)
         self._pending[request_id] = pending
         message: JsonObject = {"jsonrpc": "2.0", "id": request_id, "method": method}
         if params is not None:
@@ -172,7 +204,7 @@ class Peer:
             queued = True
             return await self._outcome(pending)
         except anyio.get_cancelled_exc_class():
-            if queued and method != "initialize":
+            if queued and method not in _NEVER_CANCELLED:
                 self._tell_cancelled(request_id)
             raise
         finally:
@@ -283,14 +315,24 @@ class Peer:
             self._queue(pending, _Progress(params={**params, "progressToken": pending.token}))
 
     def _notice(self, method: str, params: JsonObject | None) -> None:
+        subscription = self._subscription(params)
+        if subscription is not None:
+            self._queue(subscription, _Notice(method=method, params=params))
+            return
         newest = self._newest_open()
         if newest is None or method.endswith("list_changed"):
-            self._owner.notified(method, params)
+            self.owner.notified(method, params)
         else:
             self._queue(newest, _Notice(method=method, params=params))
 
+    def _subscription(self, params: JsonObject | None) -> _Pending | None:
+        meta = None if params is None else params.get("_meta")
+        named = cast("JsonObject", meta).get(SUBSCRIPTION_ID_META_KEY) if isinstance(meta, dict) else None
+        pending = None if named is None else self._pending.get(_own_id(named))
+        return pending if pending is not None and pending.subscribes else None
+
     def _newest_open(self) -> _Pending | None:
-        return next((p for p in reversed(self._pending.values()) if p.channel is not None), None)
+        return next((p for p in reversed(self._pending.values()) if p.channel is not None and not p.subscribes), None)
 
     def _queue(self, pending: _Pending, arrival: _Progress | _Notice) -> None:
         if len(pending.arrivals) >= MAX_ARRIVALS:
@@ -308,7 +350,7 @@ class Peer:
         else:
             scope = anyio.CancelScope()
             self._serving[request_id] = scope
-            self._tasks.start_soon(self._serve_one, request_id, method, params, scope)
+            self.tasks.start_soon(self._serve_one, request_id, method, params, scope)
 
     async def _serve_one(
         self, request_id: str | int, method: str, params: JsonObject | None, scope: anyio.CancelScope
@@ -324,7 +366,7 @@ class Peer:
 
     async def _ask_client(self, request_id: str | int, method: str, params: JsonObject | None) -> JsonObject:
         newest = self._newest_open()
-        channel = newest.channel if newest is not None else self._owner.fallback_channel()
+        channel = newest.channel if newest is not None else self.owner.fallback_channel()
         if channel is None:
             if method == "roots/list":
                 return {"jsonrpc": "2.0", "id": request_id, "result": {"roots": []}}

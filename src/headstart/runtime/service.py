@@ -152,10 +152,17 @@ class Service:
                 lists_changed=voices.lists_changed,
                 tell=voices.tell,
                 listener=voices.listener,
+                stateless=self._catalogues.stateless,
             ),
             tasks=self._tasks,
         )
-        self._remotes = Remotes(servers=self._servers, home=voices.remote_home, clock=self._clock, tasks=self._tasks)
+        self._remotes = Remotes(
+            servers=self._servers,
+            home=voices.remote_home,
+            stateless=self._catalogues.stateless,
+            clock=self._clock,
+            tasks=self._tasks,
+        )
         self._learner = Learner(
             tasks=self._tasks,
             clock=self._clock,

@@ -40,10 +40,10 @@ from headstart.errors import BackendError, ServerUnavailable
 from headstart.ids import SandboxId
 from headstart.runtime import faults
 from headstart.runtime.contract import ClientChannel, JsonObject
-from headstart.runtime.handshake import HandshakeRefused, Lists, initialize, read_lists
+from headstart.runtime.handshake import HandshakeRefused, Lists, introduce, read_lists
 from headstart.runtime.link import StdioLink, open_stdio_link
 from headstart.runtime.outbox import LinkClosed
-from headstart.runtime.rpc import Exchange, Owner
+from headstart.runtime.rpc import Conversation, Exchange, Owner
 
 __all__ = ["Order", "PreparedSource", "Supervised"]
 
@@ -77,6 +77,7 @@ class Order:
         package_lock: Gives what is held while it starts, so that two starts of one `npx`
             package do not race for its cache; None where that cannot happen.
         on_lists: Told what the fresh server says of itself, before it counts as ready.
+        stateless: Tells whether the server is known to speak the stateless protocol.
     """
 
     sandbox: SandboxId
@@ -88,6 +89,7 @@ class Order:
     background: bool = False
     package_lock: Callable[[], anyio.Lock | None] = lambda: None
     on_lists: Callable[[Lists], None] | None = None
+    stateless: Callable[[], bool] = lambda: False
 
 
 class Supervised:
@@ -103,6 +105,7 @@ class Supervised:
         self._background = order.background
         self._sandbox: RunningSandbox | None = None
         self._link: StdioLink | None = None
+        self._conversation: Conversation | None = None
         self._status: ExitStatus | None = None
         self._exited = anyio.Event()
         self._package: anyio.Lock | None = None
@@ -132,11 +135,11 @@ class Supervised:
             MCPError: The server's own error.
             ServerUnavailable: It ended before it answered; the message says how.
         """
-        link = self._link
-        if link is None:
+        conversation = self._conversation
+        if conversation is None:
             raise self.failure or self._gone()
         try:
-            return await link.peer.request(method, params, channel=channel)
+            return await conversation.request(method, params, channel=channel)
         except LinkClosed:
             with anyio.move_on_after(EXIT_GRACE_S + DRAIN_GRACE_S):
                 await self._over.wait()
@@ -144,18 +147,18 @@ class Supervised:
 
     async def notify(self, method: str, params: JsonObject | None) -> None:
         """Tell the server something; nothing happens if it has ended."""
-        if self._link is not None:
+        if self._conversation is not None:
             try:
-                await self._link.peer.notify(method, params)
+                await self._conversation.notify(method, params)
             except LinkClosed:
                 _log.debug("%s has ended; %s was not delivered", self.order.server.name, method)
 
     async def read_lists(self) -> Lists | None:
         """Read all lists again; None if the server has ended or refuses."""
-        if self._link is None or self._lists is None:
+        if self._conversation is None or self._lists is None:
             return None
         try:
-            return await read_lists(self._link.peer, self._lists.initialize)
+            return await read_lists(self._conversation, self._lists.initialize)
         except (LinkClosed, HandshakeRefused) as exc:
             _log.info("%s: its changed lists could not be read: %s", self.order.server.name, exc)
             return None
@@ -254,7 +257,7 @@ class Supervised:
             await self._converse(sandbox, streams, began_s)
         if scope.cancelled_caught and not self._stopping and not self._ready:
             self.failure = faults.never_answered(self.order.server, self._link)
-        self._link = None
+        self._link = self._conversation = None
         if self._stopping:
             await self._read_usage(sandbox)
 
@@ -278,12 +281,13 @@ class Supervised:
     async def _become_ready(self, sandbox: RunningSandbox, link: StdioLink, tasks: TaskGroup, began_s: float) -> bool:
         server = self.order.server
         try:
-            initialized = await initialize(link.peer)
+            introduced = await introduce(link.peer, stateless=self.order.stateless())
             tasks.start_soon(self._measure_start, sandbox)  # meanwhile: it costs as much as a list
-            lists = await read_lists(link.peer, initialized)
+            talk = introduced.conversation
+            lists = await read_lists(talk, introduced.initialize)
             if server.warmup is not None:
                 arguments = dict(server.warmup.arguments)
-                await link.peer.request("tools/call", {"name": server.warmup.tool, "arguments": arguments})
+                await talk.request("tools/call", {"name": server.warmup.tool, "arguments": arguments})
                 await self._read_usage(sandbox)
         except LinkClosed:
             await self._learn_status()
@@ -296,7 +300,7 @@ class Supervised:
             tool = server.warmup.tool if server.warmup else "?"
             self.failure = faults.handshake_refused(server, f"its warm-up call {tool} failed: {exc.message}", link)
             return False
-        self._lists = lists
+        self._lists, self._conversation = lists, talk
         await self._start_measured.wait()
         if self.order.on_lists is not None:
             self.order.on_lists(lists)

@@ -16,9 +16,10 @@ from headstart.clock import Clock
 from headstart.config.model import WarmupCall
 from headstart.errors import BackendError
 from headstart.ids import ResourceId
-from headstart.runtime.handshake import HandshakeRefused, Lists, initialize, shake_hands
+from headstart.runtime.handshake import HandshakeRefused, Lists, introduce, shake_hands
 from headstart.runtime.link import StdioLink, open_stdio_link
-from headstart.runtime.rpc import LinkClosed, Nobody, Peer
+from headstart.runtime.outbox import LinkClosed
+from headstart.runtime.rpc import Conversation, Nobody, Peer
 
 __all__ = ["Trial", "TrialFailed", "difference", "time_to_tools", "try_server"]
 
@@ -102,13 +103,13 @@ async def _observe(
     while_up: Callable[[], Awaitable[object]],
 ) -> Trial:
     """Return what the server shows; `start_s` is still a time, not a duration."""
-    lists = await shake_hands(peer)
+    server, lists = await shake_hands(peer)
     listed_s = clock.monotonic_s()
     call = warmup or _reading_call(lists)
     return Trial(
         lists=_canonical_lists(lists),
         call=call.tool if call is not None else "",
-        answers=() if call is None else (await _call(peer, call), await _call(peer, call)),
+        answers=() if call is None else (await _call(server, call), await _call(server, call)),
         start_s=listed_s,
         usage=await sandbox.usage(),
         taken=await while_up(),
@@ -128,8 +129,8 @@ async def time_to_tools(sandbox: RunningSandbox, *, clock: Clock) -> float:
         open_stdio_link(streams, server=server, owner=Nobody(), clock=clock) as link,
     ):
         with suppress(HandshakeRefused, LinkClosed, MCPError):
-            await initialize(link.peer)
-            await link.peer.request("tools/list", None)
+            introduced = await introduce(link.peer)
+            await introduced.conversation.request("tools/list", None)
             listed_s = clock.monotonic_s()
     if listed_s is None:
         raise TrialFailed(f"it did not list its tools{_last_words(link)}")
@@ -174,10 +175,10 @@ def _reading_call(lists: Lists) -> WarmupCall | None:
     return None
 
 
-async def _call(peer: Peer, call: WarmupCall) -> str:
+async def _call(server: Conversation, call: WarmupCall) -> str:
     """Return the canonical answer; an error is an answer too."""
     try:
-        exchange = await peer.request("tools/call", {"name": call.tool, "arguments": dict(call.arguments)})
+        exchange = await server.request("tools/call", {"name": call.tool, "arguments": dict(call.arguments)})
     except MCPError as error:
         return _canonical({"isError": True, "error": str(error)})
     return _canonical(exchange.result)
