@@ -140,3 +140,18 @@ def test_a_preparation_between_two_steps_is_shown_with_the_one_before() -> None:
     late = preparation(started_s=BEGAN_S + 2.5, ready_s=None, ended_s=BEGAN_S + 3, won=False, resource="files")
     assert "prepared files" in drawn(trace(preparations=[late]))
     assert "nobody came: wasted" in drawn(trace(preparations=[late]))
+
+
+def test_servers_that_start_cold_are_named_with_their_reason_at_the_end() -> None:
+    forms = [
+        {"server": "git", "form": "zygote", "reason": "forks at its event loop"},
+        {"server": "files", "form": "cold", "reason": "node is not Python"},
+        {"server": "browser", "form": "cold", "reason": "node is not Python"},
+        {"server": "dbt", "form": "cold", "reason": "it opens a port on import"},
+    ]
+    lines = [" ".join(line.split()) for line in drawn(trace(forms=forms)).splitlines()]
+    assert lines[-2:] == [
+        "starts cold files, browser: node is not Python",
+        "starts cold dbt: it opens a port on import",
+    ]
+    assert "starts cold" not in drawn(trace())

@@ -68,6 +68,7 @@ class _Drawing:
             yield from self._step(step, prepared)
         yield Text()
         yield from _summary(self._trace["summary"], self._preparations)
+        yield from _cold(self._trace.get("forms", ()))
 
     def _when(self) -> str:
         if self._offset_s is None or not self._steps:
@@ -190,6 +191,16 @@ def _summary(summary: Json, preparations: Sequence[Json]) -> Iterator[Text]:
     for part, seconds in sorted(summary["parts"], key=_longest_first):
         label = _PARTS[part][0] + (" sandboxes" if part == "env_prep" else "")
         yield Text(f"  {label:<{_LABEL}} {seconds:.3f} s ({_share(seconds, wall)})", style="dim")
+
+
+def _cold(forms: Sequence[Json]) -> Iterator[Text]:
+    """Say which servers start cold and why, one line for each reason."""
+    because: dict[str, list[str]] = {}
+    for one in forms:
+        if one["form"] == "cold":
+            because.setdefault(one["reason"], []).append(one["server"])
+    for reason, servers in because.items():
+        yield Text(f"  {'starts cold':<{_LABEL}} {', '.join(servers)}: {reason}", style="dim")
 
 
 def _longest_first(part: tuple[str, float]) -> float:

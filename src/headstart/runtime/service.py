@@ -134,7 +134,7 @@ class Service:
             clock=self._clock,
             report=self._driver.report,
         )
-        self._traces = Traces(self.broker, self._store, self._clock)
+        self._traces = Traces(self.broker, self._store, self._clock, choice_of=self._forms.choice)
         voices = Voices(
             sessions=self._sessions,
             servers=self._servers,

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from headstart.clock import Clock
+from headstart.core.events import PrepareForm
 from headstart.core.steps import Preparation, SessionSummary, Step
 from headstart.core.tracer import Finished
-from headstart.ids import PrincipalId, SessionId
+from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.codec import RecordCodec
-from headstart.runtime.store import Store
+from headstart.runtime.store import FormChoice, Store
 
-__all__ = ["LAST", "Trace", "TraceSource", "Traces", "decode_trace"]
+__all__ = ["LAST", "StartsFrom", "Trace", "TraceSource", "Traces", "decode_trace"]
 
 LAST = "last"
 MOST_STEPS = 1_000
 MOST_SESSIONS = 2_000
 
-_CODEC = RecordCodec([Step, Preparation, SessionSummary])
+ChoiceOf = Callable[[PrincipalId, ResourceId], FormChoice | None]
+"""Tells from what a server starts and why, None if nobody has looked yet."""
 
 
 class TraceSource(Protocol):
@@ -28,6 +31,18 @@ class TraceSource(Protocol):
 
     def take_finished(self) -> list[Finished]: ...
     def summary(self, session: SessionId) -> SessionSummary | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartsFrom:
+    """From what a server of the session starts, and why; as it was when the trace was taken."""
+
+    server: ResourceId
+    form: PrepareForm
+    reason: str
+
+
+_CODEC = RecordCodec([Step, Preparation, SessionSummary, StartsFrom])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +54,7 @@ class Trace:
         summary: Of all its steps.
         wall_offset_s: What a time in it has to be added to, to be one on the wall clock;
             None in records of before it was noted.
+        forms: Of each server that it called or that was prepared for it, in that order.
     """
 
     session: SessionId
@@ -46,6 +62,7 @@ class Trace:
     steps: tuple[Step, ...]
     preparations: tuple[Preparation, ...]
     wall_offset_s: float | None = None
+    forms: tuple[StartsFrom, ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,10 +74,11 @@ class _Open:
 class Traces:
     """Collects what the broker has finished; what no session owns is left out."""
 
-    def __init__(self, source: TraceSource, store: Store, clock: Clock) -> None:
+    def __init__(self, source: TraceSource, store: Store, clock: Clock, *, choice_of: ChoiceOf) -> None:
         self._source = source
         self._store = store
         self._clock = clock
+        self._choice_of = choice_of
         self._open: OrderedDict[SessionId, _Open] = OrderedDict()
         self._newest: SessionId | None = None
         """Whose the last finished step was, in this run."""
@@ -126,7 +144,15 @@ class Traces:
             steps=tuple(held.steps),
             preparations=tuple(held.preparations),
             wall_offset_s=self._clock.wall_s() - self._clock.monotonic_s(),
+            forms=tuple(self._forms(summary.principal, held)),
         )
+
+    def _forms(self, principal: PrincipalId, held: _Open) -> Iterator[StartsFrom]:
+        called = (call.resource for step in held.steps for call in step.calls)
+        for server in dict.fromkeys((*called, *(one.resource for one in held.preparations))):
+            choice = self._choice_of(principal, server)
+            if choice is not None:
+                yield StartsFrom(server=server, form=choice.form, reason=choice.reason)
 
 
 def _encode(trace: Trace) -> str:
@@ -137,6 +163,7 @@ def _encode(trace: Trace) -> str:
             "steps": [_CODEC.encode(step) for step in trace.steps],
             "preparations": [_CODEC.encode(one) for one in trace.preparations],
             "wall_offset_s": trace.wall_offset_s,
+            "forms": [_CODEC.encode(one) for one in trace.forms],
         },
         separators=(",", ":"),
     )
@@ -155,4 +182,5 @@ def decode_trace(text: str) -> Trace:
         steps=tuple(cast("Step", _CODEC.decode(one)) for one in fields["steps"]),
         preparations=tuple(cast("Preparation", _CODEC.decode(one)) for one in fields["preparations"]),
         wall_offset_s=fields.get("wall_offset_s"),
+        forms=tuple(cast("StartsFrom", _CODEC.decode(one)) for one in fields.get("forms", ())),
     )
