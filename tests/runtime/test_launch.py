@@ -1,5 +1,6 @@
 """What a server's launch needs to see of the host."""
 
+import os
 import sys
 import venv
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_a_script_of_a_virtual_environment_sees_it_and_its_base_interpreter(a_ve
     script = executable(a_venv / "bin" / "mcp-server-x", f"#!{a_venv}/bin/python\n")
     visible = seen(server(script))
     base = Path(sys.base_prefix).resolve()
-    assert visible[a_venv] is MountMode.READ_ONLY
+    assert visible[a_venv] is MountMode.OVERLAY
     assert base.is_relative_to("/usr") or base in {path.resolve() for path in visible}
 
 
@@ -106,8 +107,8 @@ def test_a_launchers_cache_shows_but_is_not_written(launcher: str, tmp_path: Pat
     home = tmp_path / "home"
     folders = {"npx": ".npm", "uvx": ".cache/uv", "pipx": ".local/share/pipx"}
     (home / folders[launcher]).mkdir(parents=True)
-    executable(tmp_path / "bin" / launcher)
-    host = HostFacts(search_path=str(tmp_path / "bin"), home=home)
+    executable(tmp_path / "tools" / "bin" / launcher)
+    host = HostFacts(search_path=str(tmp_path / "tools" / "bin"), home=home)
     launch = find_launch(server(launcher, "-y", "mcp-server-x@1.0", network="none"), host)
     mount = Mount(source=home / folders[launcher], target=home / folders[launcher], mode=MountMode.OVERLAY)
     assert mount in launch.mounts
@@ -163,6 +164,52 @@ def test_a_declared_mount_wins_over_a_found_one(tmp_path: Path) -> None:
     declared = MountSetting(path=tmp_path / "srv", mode="rw")
     visible = seen(server(sys.executable, str(script), mounts=(declared,)))
     assert visible[tmp_path / "srv"] is MountMode.READ_WRITE
+
+
+def test_what_is_found_lets_writes_go_where_a_declared_mount_sends_them(tmp_path: Path) -> None:
+    script = executable(tmp_path / "project" / "srv" / "main.py", "")
+    launched = {
+        mode: seen(server(sys.executable, str(script), mounts=(MountSetting(path=tmp_path / "project", mode=mode),)))
+        for mode in ("ro", "rw", "overlay")
+    }
+    assert launched["rw"][tmp_path / "project"] is MountMode.READ_WRITE
+    assert script.parent not in launched["rw"]
+    assert script.parent not in launched["overlay"]
+    assert launched["ro"][tmp_path / "project"] is MountMode.READ_ONLY
+    assert launched["ro"][script.parent] is MountMode.OVERLAY
+
+
+def test_a_declared_overlay_in_a_writable_mount_stays_an_overlay(tmp_path: Path) -> None:
+    outer, inner = tmp_path / "outer", tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    mounts = (MountSetting(path=outer, mode="rw"), MountSetting(path=inner, mode="overlay"))
+    visible = seen(server("sh", mounts=mounts))
+    assert (visible[outer], visible[inner]) == (MountMode.READ_WRITE, MountMode.OVERLAY)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_install_prefix_of_somebody_else_is_read_only(tmp_path: Path) -> None:
+    script = executable(tmp_path / "srv" / "main.py", "")
+    script.parent.chmod(0o555)
+    assert seen(server(sys.executable, str(script)))[script.parent] is MountMode.READ_ONLY
+
+
+def test_a_cache_that_is_filled_has_a_mount_of_its_own_inside_a_prefix(tmp_path: Path) -> None:
+    executable(tmp_path / "bin" / "npx")
+    host = HostFacts(search_path=str(tmp_path / "bin"), home=tmp_path / "home", cache=tmp_path / "cache")
+    spec = launch_spec(server("npx", "-y", "package", network="host"), host)
+    assert spec.filled is not None
+    modes = {mount.source: mount.mode for mount in spec.filling.mounts}
+    assert (modes[tmp_path], modes[spec.filled]) == (MountMode.OVERLAY, MountMode.READ_WRITE)
+
+
+@pytest.mark.parametrize("prefix", [".", ".local"])
+def test_of_a_home_only_what_belongs_to_programs_is_an_install_prefix(prefix: str, tmp_path: Path) -> None:
+    tool = executable(tmp_path / "home" / prefix / "bin" / "tool")
+    (tool.parents[1] / "lib").mkdir()
+    (tool.parents[1] / "share").mkdir()
+    visible = seen(server("tool"), HostFacts(search_path=str(tool.parent), home=tmp_path / "home"))
+    assert set(visible) == {tool.parent, tool.parents[1] / "lib"}
 
 
 def test_whatever_changes_what_a_server_says_changes_its_digest(a_venv: Path, tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ A sandbox has a minimal root, so a server that lives in a virtual environment, i
 module follows the command: symlinks hop by hop, the script's `#!` line, the virtual
 environment it belongs to, that environment's base interpreter and the source folders of
 its editable installs, the outermost `node_modules`, the caches of `npx` and `uvx`.
+
+On a normal machine a server can write to what its user may write to, often its own install
+prefix. Such a folder is mounted as an overlay: written to inside, unchanged outside.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ SYSTEM = tuple(Path(p) for p in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/li
 """What every sandbox's root has already."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_LINKS = 40
+HOMES_PROGRAMS = ("bin", "lib", "lib64", "libexec")
+"""What of a home (or its `.local`) is a program's install prefix; the rest is its user's."""
 INTERPRETERS = ("python", "node", "bun", "deno", "ruby", "perl", "bash", "sh")
 
 
@@ -87,21 +92,21 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
     search = server.env.get("PATH", host.search_path)
     resolve = partial(behind_shim, server=server.name, cwd=server.cwd, search=search)
     program = _find_program(server, search, resolve)
-    seen = _Seen(resolve)
+    seen = _Seen(resolve, host.home)
     seen.follow(program, search)
     script = _script_argument(program, server)
     if script is not None:
         seen.follow_script(script)
     cache = _launcher_cache(program, server, host)
-    cache_mounts = tuple(Mount(source=one, target=one, mode=MountMode.OVERLAY) for one in cache.folders)
+    caches = tuple(Mount(source=one, target=one, mode=MountMode.OVERLAY) for one in cache.folders)
     if server.cwd is not None:
-        seen.add(server.cwd, MountMode.OVERLAY)
+        seen.add(server.cwd)
     declared = tuple(Mount(source=m.path, target=m.target or m.path, mode=MountMode(m.mode)) for m in server.mounts)
     return Launch(
         program=str(program),
         path=":".join(dict.fromkeys((*seen.bin_dirs, *SYSTEM_PATH.split(":")))),
         env=cache.env,
-        mounts=_without_covered((*declared, *seen.mounts(), *cache_mounts)),
+        mounts=_without_covered(declared, (*seen.mounts(), *caches), kept=cache.filled),
         stamps=tuple(sorted(seen.stamps)),
         package=_package(program, server),
         filled=cache.filled,
@@ -129,8 +134,9 @@ def _find_program(server: ServerSettings, search: str, resolve: Callable[[Path],
 class _Seen:
     """Collects host paths while following a command; `resolve` looks behind shims."""
 
-    def __init__(self, resolve: Callable[[Path], Path]) -> None:
+    def __init__(self, resolve: Callable[[Path], Path], home: Path) -> None:
         self._resolve = resolve
+        self._homes = (home, home / ".local")
         self._mounts: dict[Path, MountMode] = {}
         self.bin_dirs: list[str] = []
         self.stamps: set[str] = set()
@@ -138,9 +144,10 @@ class _Seen:
     def mounts(self) -> tuple[Mount, ...]:
         return tuple(Mount(source=p, target=p, mode=mode) for p, mode in self._mounts.items())
 
-    def add(self, path: Path, mode: MountMode = MountMode.READ_ONLY) -> None:
+    def add(self, path: Path) -> None:
         if not _is_system(path) and path != Path("/"):
-            self._mounts.setdefault(path, mode)
+            writable = path.is_dir() and os.access(path, os.W_OK)
+            self._mounts.setdefault(path, MountMode.OVERLAY if writable else MountMode.READ_ONLY)
 
     def follow(self, program: Path, search: str) -> None:
         self._stamp(program)
@@ -183,7 +190,17 @@ class _Seen:
         if _is_system(program) or (venv is not None and program.is_relative_to(venv)):
             return
         parent = program.parent
-        self.add(parent.parent if parent.name == "bin" and len(parent.parent.parts) > 2 else parent)
+        if parent.name != "bin" or len(parent.parent.parts) <= 2:
+            self.add(parent)
+        elif parent.parent in self._homes:
+            for name in HOMES_PROGRAMS:
+                self._add_if_there(parent.parent / name)
+        else:
+            self.add(parent.parent)
+
+    def _add_if_there(self, folder: Path) -> None:
+        if folder.is_dir():
+            self.add(folder)
 
     def _node_modules(self, path: Path) -> bool:
         names = path.parts
@@ -329,18 +346,23 @@ def _package(program: Path, server: ServerSettings) -> str | None:
     return f"{kind} {words[0]}" if words else kind
 
 
-def _without_covered(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """Drop what another mount shows already; declared mounts come first and win."""
-    kept: list[Mount] = []
-    for mount in sorted(dict.fromkeys(mounts), key=lambda m: len(m.target.parts)):
-        covering = [k for k in kept if mount.target.is_relative_to(k.target)]
-        if not any(_shows(k, mount) for k in covering):
-            kept.append(mount)
-    return tuple(kept)
+def _without_covered(declared: tuple[Mount, ...], found: tuple[Mount, ...], *, kept: Path | None) -> tuple[Mount, ...]:
+    """Drop what another mount shows already; declared mounts win. The folder `kept` needs a mount of its own."""
+    mounts: list[Mount] = []
+    for mount in sorted(dict.fromkeys((*declared, *found)), key=lambda m: len(m.target.parts)):
+        covering = [outer for outer in mounts if mount.target.is_relative_to(outer.target)]
+        shown = any(_shows(outer, mount, found=mount not in declared) for outer in covering)
+        if not shown or (mount.source == kept and mount.target not in {outer.target for outer in covering}):
+            mounts.append(mount)
+    return tuple(mounts)
 
 
-def _shows(outer: Mount, inner: Mount) -> bool:
+def _shows(outer: Mount, inner: Mount, *, found: bool) -> bool:
+    """Whether `inner` adds nothing: what is found need only be there, and lets writes go where they are declared to."""
     same_place = outer.source / inner.target.relative_to(outer.target) == inner.source
     return same_place and (
-        outer.mode == inner.mode or inner.mode is MountMode.READ_ONLY or outer.target == inner.target
+        outer.mode == inner.mode
+        or inner.mode is MountMode.READ_ONLY
+        or outer.target == inner.target
+        or (found and outer.mode is MountMode.READ_WRITE)
     )

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -56,11 +57,13 @@ _log = logging.getLogger(__name__)
 class Tree(ColdPrepared):
     """A template whose file tree is built; the `Prepared` of a cold start."""
 
-    def __init__(self, template: Template, key: str, client: SpawnerClient) -> None:
+    def __init__(self, template: Template, key: str, client: SpawnerClient, parts: dict[str, Any]) -> None:
+        """`parts` is what building has found out for a sandbox's plan."""
         super().__init__(template)
         self._client = client
         self._closed = False
         self.key = key
+        self.parts = parts
 
     async def aclose(self) -> None:
         """Let go of the tree. Sandboxes that were started from it live on."""
@@ -123,6 +126,7 @@ class LocalBackend:
         self._run = Path(client.facts["run"])
         self._keys = itertools.count(1)
         self._notes: dict[str, None] = {}
+        self._plans: WeakKeyDictionary[Nest, dict[str, Any]] = WeakKeyDictionary()
         self._filters = {
             profile: base64.b64encode(build_filter(profile, platform.machine())).decode() for profile in SeccompProfile
         }
@@ -165,19 +169,19 @@ class LocalBackend:
         """See `Backend.prepare`. If cancelled, nothing is left of it."""
         if template.preload is None:
             return await self._build_tree(template, self._plan(template))
-        for_zygote: dict[str, Any] = {
-            **self._plan(template),
-            "overlays": [],
-            "covered": layout.covered_targets(template, self._state_dir, extra=_GUEST_MOUNTS),
-            "seccomp": self._filters[SeccompProfile.ZYGOTE],
-        }
-        tree = await self._build_tree(template, {**for_zygote, "zygote": True}, extra=_GUEST_MOUNTS)
+        self._refuse_to_uncover(template)
+        plan = self._plan(template)
+        for_zygote = {**plan, "seccomp": self._filters[SeccompProfile.ZYGOTE], "zygote": True}
+        tree = await self._build_tree(template, for_zygote, extra=_GUEST_MOUNTS)
         try:
             identity = Identity(sandbox=SandboxId(f"zygote-{tree.key}"))
             sandbox = await self._start_cold(tree, identity, background=False)
         finally:
             await tree.aclose()
-        return await open_nest(template, sandbox, self._client, confine=Path(confine.__file__))
+        plan |= {**tree.parts, "hostname": identity.hostname}
+        nest = await open_nest(template, sandbox, self._client, confine=Path(confine.__file__))
+        self._plans[nest] = plan
+        return nest
 
     async def _build_tree(self, template: Template, plan: dict[str, Any], extra: tuple[Mount, ...] = ()) -> Tree:
         key = f"t{next(self._keys)}"
@@ -185,25 +189,31 @@ class LocalBackend:
             key, {"tree": layout.tree_plan(template, secret=self._state_dir, extra=extra), "sandbox": plan}
         )
         self._note(told["notes"])
-        return Tree(template, key, self._client)
+        return Tree(template, key, self._client, told["parts"])
+
+    def _refuse_to_uncover(self, template: Template) -> None:
+        """A fork lays its overlay on the plain folder, in which nothing is covered."""
+        for hidden in layout.hidden_targets(template, self._state_dir):
+            for target in layout.overlay_targets(template):
+                if Path(hidden).is_relative_to(target):
+                    raise BackendError(
+                        f"{target} holds the service's own state and is an overlay, which forks cannot have",
+                        hint="mount the folders in it that are needed",
+                    )
 
     def _note(self, notes: Iterable[str]) -> None:
         """Remember what turned out to be weaker about a file tree; say each once."""
         for note in notes:
-            line = f"{note}: only what everybody may read shows there; move it to another file system"
-            if line not in self._notes and len(self._notes) < _MOST_NOTES:
-                self._notes[line] = None
-                _log.warning("%s", line)
+            if note not in self._notes and len(self._notes) < _MOST_NOTES:
+                self._notes[note] = None
+                _log.warning("%s", note)
 
     def _plan(self, template: Template) -> dict[str, Any]:
         scratch = template.limits.scratch_bytes
         return {
-            "home": template.private_home,
             "network": template.network.value,
             "scratch_bytes": scratch,
             "scratch_inodes": None if scratch is None else max(1024, scratch // _BYTES_PER_INODE),
-            "overlays": layout.overlay_targets(template),
-            "covered": layout.covered_targets(template, self._state_dir),
             "seccomp": self._filters[SeccompProfile.SANDBOX],
             "rlimits": self._rlimits(template.limits),
             "zygote": False,
@@ -238,7 +248,7 @@ class LocalBackend:
 
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
         entry = _entry(nest.template, identity)
-        plan = {**self._plan(nest.template), "hostname": identity.hostname}
+        plan = {**self._plans[nest], "hostname": identity.hostname}
         fork = await nest.fork(entry, plan=plan)
         group = ForkGroup(
             self._groups, f"{_FORK_PREFIX}{next(self._keys)}", nest.template.limits, background=background

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from headstart.backends.contract import Mount, MountMode, Network, Template
 from headstart.backends.local.guest.userns import SANDBOX_ID
 from headstart.errors import BackendError
 
-__all__ = ["covered_targets", "hidden_targets", "overlay_targets", "tree_plan"]
+__all__ = ["hidden_targets", "overlay_targets", "tree_plan"]
 
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -42,6 +43,13 @@ _PUBLIC_ETC = (
 """Files are copied, folders bound, where they exist; only what is world-readable shows."""
 
 _FOLDERS = {"/var/lib": 0o755, "/var/cache": 0o755, "/var/log": 0o755, "/mnt": 0o755, "/opt": 0o755, "/srv": 0o755}
+_SYSTEMS_OWN = frozenset(
+    map(Path, (*_SYSTEM_FOLDERS, *_FOLDERS, "/", "/etc", "/var", "/home", "/dev", "/proc", "/sys", "/run"))
+)
+"""Folders that belong to the system, whoever runs the service."""
+
+_SCRATCH = {"/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777}  # noqa: S108  inside
+_TOP_LEVEL = 2
 _LINKS = {"/var/run": "/run", "/var/lock": "/run/lock", "/etc/mtab": "/proc/self/mounts"}
 
 
@@ -70,6 +78,9 @@ def tree_plan(template: Template, *, secret: Path, extra: tuple[Mount, ...] = ()
         "binds": binds,
         "hidden": hidden_targets(template, secret),
         "home": template.private_home,
+        "private": _private(template),
+        "overlays": overlay_targets(template),
+        "plain": template.preload is not None,
     }
 
 
@@ -88,20 +99,40 @@ def hidden_targets(template: Template, secret: Path) -> list[str]:
     ]
 
 
-def covered_targets(template: Template, secret: Path, extra: tuple[Mount, ...] = ()) -> list[str]:
-    """Return the mounts below a folder that each sandbox covers by one of its own, outer ones first."""
-    private = [Path(template.private_home), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")]  # noqa: S108  inside
-    overlays = [Path(target) for target in overlay_targets(template)]
-    targets = [mount.target for mount in (*template.mounts, *extra)] + [
-        Path(t) for t in hidden_targets(template, secret)
-    ]
-    covered = [
-        target
-        for target in targets
-        if any(target.is_relative_to(folder) for folder in private)
-        or any(target != folder and target.is_relative_to(folder) for folder in overlays)
-    ]
-    return [str(target) for target in sorted(covered, key=lambda target: len(target.parts))]
+def _private(template: Template) -> dict[str, int]:
+    """Return the folders that each sandbox has to itself, and their modes; the mounts in them stay visible."""
+    private = {template.private_home: 0o700, **_SCRATCH}
+    return private | {str(way): 0o755 for way in _ways_of_the_users(template, [Path(folder) for folder in private])}
+
+
+def _ways_of_the_users(template: Template, private: list[Path]) -> list[Path]:
+    """Return the folders on the way to mounts in which the service's user could have made files.
+
+    Of the host nothing shows in them but the mounts; to a server that is installed there, they
+    are where it may write beside itself.
+    """
+    found: set[Path] = set()
+    for mount in template.mounts:
+        if mount.source != mount.target:
+            continue  # what leads to it inside is nothing of the host's
+        ways = [
+            way
+            for way in reversed(mount.target.parents)
+            if not any(way.is_relative_to(folder) or folder.is_relative_to(way) for folder in private)
+            and not any(way.is_relative_to(other.target) for other in template.mounts)
+            and _is_the_users(way, mount.source)
+        ]
+        found.update(ways[:1])  # the outermost; the others are in it
+    return [way for way in sorted(found) if not any(way != outer and way.is_relative_to(outer) for outer in found)]
+
+
+def _is_the_users(folder: Path, source: Path) -> bool:
+    """Root could write anywhere; its sandboxes are an ordinary user who owns what the owner of `source` owns."""
+    if folder in _SYSTEMS_OWN or not folder.is_dir():
+        return False
+    if os.geteuid() != 0:
+        return os.access(folder, os.W_OK)
+    return len(folder.parts) > _TOP_LEVEL and folder.stat().st_uid == source.stat().st_uid
 
 
 def _bind(source: Path, target: Path, mode: MountMode, *, owned: bool) -> dict[str, Any]:

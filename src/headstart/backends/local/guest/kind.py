@@ -117,8 +117,8 @@ class LocalKind:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             os.close(read_end)
-        self._templates[template] = _Template(mounts, plan["sandbox"])
-        return {"notes": outcome["notes"]}
+        self._templates[template] = _Template(mounts, {**plan["sandbox"], **outcome["parts"]})
+        return outcome
 
     def _outcome_of_building(self, told: int) -> dict[str, Any]:
         """Wait for what a builder tells, but not for one that hangs (in a dead network mount, say)."""
@@ -135,9 +135,7 @@ class LocalKind:
         try:
             syscalls.be_a_helper_of(spawner, [told])
             try:
-                outcome: dict[str, Any] = {
-                    "notes": tree.build_and_enter(self._staging, plan["tree"], idmap=self._privileged)
-                }
+                outcome: dict[str, Any] = tree.build_and_enter(self._staging, plan["tree"], idmap=self._privileged)
             except OSError as error:
                 outcome = {"error": str(error)}
             os.write(told, json.dumps(outcome).encode() + b"\n")

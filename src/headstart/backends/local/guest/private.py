@@ -1,12 +1,15 @@
 """The parts of a sandbox's file tree that are its own: laid over the template's tree.
 
-One tmpfs, with a size and a number of inodes, carries home, /tmp, /var/tmp, /dev/shm and
-the changes to overlay mounts; its pages count as the sandbox's memory. The mount that
-all of them were bound from stays, closed to everybody: taking a mount away makes the
-kernel wait for every CPU (up to 11 ms when they are busy), adding one does not.
+One tmpfs, with a size and a number of inodes, carries home, /tmp, /var/tmp, /dev/shm, the
+folders that lead to the user's mounts, and the changes to overlay mounts; its pages count as
+the sandbox's memory. The mount that all of them were bound from stays, closed to everybody:
+taking a mount away makes the kernel wait for every CPU (up to 11 ms when they are busy),
+adding one does not.
 
 A zygote's fork does the same, in namespaces nested in the zygote's: the new mounts cover the
-zygote's own, which it cannot uncover, having no capabilities left.
+zygote's own, which it cannot uncover, having no capabilities left. Its overlays do not lie on
+the zygote's but on the same plain folders, which a zygote's tree has a second time, at
+`PLAIN`: the kernel stacks two overlays at most, and a fork sees what a cold start sees.
 """
 
 from __future__ import annotations
@@ -18,13 +21,25 @@ import stat
 import struct
 from typing import Any
 
+from headstart.backends.local.guest import userns
 from headstart.backends.spawner.guest import syscalls
 
-__all__ = ["EMPTY", "HOST_PROC", "SCRATCH", "bring_up_loopback", "lay_private_parts"]
+__all__ = [
+    "EMPTY",
+    "HOST_PROC",
+    "PLAIN",
+    "SCRATCH",
+    "bring_up_loopback",
+    "hide_host_proc",
+    "lay_private_parts",
+    "overlay",
+]
 
 SCRATCH = "/.headstart/scratch"
 HOST_PROC = "/.headstart/proc"
 EMPTY = "/.headstart/empty"
+PLAIN = "/.headstart/plain"
+"""Where a zygote's tree has each folder that its forks lay overlays on, by its place in the plan's `overlays`."""
 
 _MASKED_FILES = ("/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug")
 _MASKED_FOLDERS = ("/proc/acpi", "/proc/asound", "/proc/scsi", "/proc/fs")
@@ -37,28 +52,31 @@ def lay_private_parts(plan: dict[str, Any], *, owner: tuple[int, int] | None, ma
     """Mount everything private in this process's mount namespace.
 
     Args:
-        plan: `home`, `scratch_bytes`, `scratch_inodes`, `overlays`, `covered` (mounts below
-            a private folder or an overlay, which stay visible), as in `confine.enter`.
+        plan: `private` (folder → mode; they start empty), `scratch_bytes`, `scratch_inodes`,
+            `overlays`, `plain` (whether `PLAIN` has them, too), `covered` (mounts below a
+            private folder or an overlay, which stay visible), as in `confine.enter`.
         owner: Who owns the private folders, if not whoever mounts.
-        masked: Hide what /proc tells about the machine. Not for a zygote: its forks could
-            then not mount a /proc of their own.
+        masked: Hide what /proc tells about the machine, and `PLAIN`. Not for a zygote: its
+            forks could then not mount a /proc of their own.
     """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     kept = {target: syscalls.open_tree(target, _COPY) for target in plan["covered"] if os.path.exists(target)}
     syscalls.mount("headstart", SCRATCH, "tmpfs", flags, _tmpfs_options(plan))
-    private = {plan["home"]: 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777}
-    for number, (target, mode) in enumerate(private.items()):
+    for number, (target, mode) in enumerate(plan["private"].items()):
         folder = _own_folder(f"{SCRATCH}/{number}", mode, owner)
         syscalls.mount(folder, target, None, syscalls.MS_BIND)
-    for number, target in enumerate(sorted({*kept, *plan["overlays"]}, key=lambda path: path.count("/"))):
+    for target in sorted({*kept, *plan["overlays"]}, key=lambda path: path.count("/")):
         if target in kept:
-            _put_back(kept[target], target)
+            _put_back(kept[target], target, owner)
         if target in plan["overlays"]:
-            _overlay(target, f"{SCRATCH}/o{number}", owner)
+            number = plan["overlays"].index(target)
+            overlay(f"{PLAIN}/{number}" if plan["plain"] else target, target, f"{SCRATCH}/o{number}", owner)
     syscalls.mount("proc", "/proc", "proc", flags | syscalls.MS_NOEXEC)
     syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "newinstance,ptmxmode=0666")
     if masked:
         _mask()
+        if plan["plain"]:
+            syscalls.mount(EMPTY, PLAIN, None, syscalls.MS_BIND)
 
 
 def hide_host_proc() -> None:
@@ -83,26 +101,50 @@ def _own_folder(path: str, mode: int, owner: tuple[int, int] | None) -> str:
     return path
 
 
-def _put_back(mount: int, target: str) -> None:
-    """Attach a mount again that a private folder has covered."""
+def _put_back(mount: int, target: str, owner: tuple[int, int] | None) -> None:
+    """Attach a mount again that a private folder has covered; the way to it is as private as that folder."""
     facts = os.fstat(mount)
-    os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+    _make_way(os.path.dirname(target), owner)
     if stat.S_ISDIR(facts.st_mode):
-        os.makedirs(target, mode=0o755, exist_ok=True)
-    else:
+        _make_way(target, owner)
+    elif not os.path.lexists(target):
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     syscalls.move_mount(mount, target)
     os.close(mount)
 
 
-def _overlay(target: str, folder: str, owner: tuple[int, int] | None) -> None:
-    """Make a mount point writable; its own files stay as they are."""
+def _make_way(folder: str, owner: tuple[int, int] | None) -> None:
+    if not os.path.isdir(folder):
+        _make_way(os.path.dirname(folder), owner)
+        _own_folder(folder, 0o755, owner)
+
+
+def overlay(lower: str, target: str, folder: str, owner: tuple[int, int] | None) -> None:
+    """Mount a folder, made writable; what is in it stays as it is.
+
+    Args:
+        lower: The folder.
+        target: Where to mount it.
+        folder: Is made, for what changes.
+        owner: Who owns the top of it if, its ids not being mapped, it is nobody's inside.
+
+    Raises:
+        OSError: This kernel cannot do it, or not on this file system.
+    """
     os.mkdir(folder)
-    facts = os.stat(target)
-    _own_folder(folder + "/upper", facts.st_mode & 0o7777, (facts.st_uid, facts.st_gid) if owner is not None else None)
+    facts = os.stat(lower)
+    theirs = (facts.st_uid, facts.st_gid) if facts.st_uid >= userns.FIRST_ID else owner
+    _own_folder(folder + "/upper", facts.st_mode & 0o7777, theirs if owner is not None else None)
     os.mkdir(folder + "/work")
-    options = f"lowerdir={target},upperdir={folder}/upper,workdir={folder}/work,userxattr"
-    syscalls.mount("overlay", target, "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+    layers = {"lowerdir": lower, "upperdir": folder + "/upper", "workdir": folder + "/work"}
+    options = [f"{name}={_escaped(path)}" for name, path in layers.items()]
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    syscalls.mount("overlay", target, "overlay", flags, ",".join([*options, "userxattr"]))
+
+
+def _escaped(path: str) -> str:
+    """Write a path as overlayfs reads it in its options."""
+    return "".join("\\" + letter if letter in "\\:," else letter for letter in path)
 
 
 def _mask() -> None:

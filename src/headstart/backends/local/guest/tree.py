@@ -7,18 +7,21 @@ sandbox may see. Starting a sandbox copies that namespace (about twenty mounts, 
 host's hundreds), which costs microseconds, and adds the private parts (`private`).
 
 The tree itself is read-only. A sandbox runs as an ordinary uid, so it could not write there
-on a normal machine either; what is writable is private.
+on a normal machine either; what is writable is private. Which folders can be laid under an
+overlay is tried here, once, so that no start fails for it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
+from collections.abc import Iterable
 from typing import Any
 
 from headstart.backends.local.guest import userns
-from headstart.backends.local.guest.private import EMPTY, HOST_PROC, SCRATCH
+from headstart.backends.local.guest.private import EMPTY, HOST_PROC, PLAIN, SCRATCH, overlay
 from headstart.backends.spawner.guest import syscalls
 
 __all__ = ["build_and_enter"]
@@ -33,23 +36,29 @@ _DEVICE_LINKS = {
     "/dev/stdout": "/proc/self/fd/1",
     "/dev/stderr": "/proc/self/fd/2",
 }
+_OURS = {SCRATCH: 0o755, HOST_PROC: 0o755, EMPTY: 0o555, PLAIN: 0o755}
 _FOLDERS = {"/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777, "/dev/pts": 0o755, "/proc": 0o555, "/run": 0o755}
 
 
-def build_and_enter(staging: str, plan: dict[str, Any], *, idmap: bool) -> list[str]:
+def build_and_enter(staging: str, plan: dict[str, Any], *, idmap: bool) -> dict[str, Any]:
     """Build the tree on the folder `staging` and make it this process's root.
 
-    The process must be in a mount namespace of its own. Returns notes about what is weaker
-    than asked for.
+    The process must be in a mount namespace of its own.
+
+    Returns:
+        `notes` about what is weaker than asked for, and the `parts` of a plan for
+        `private.lay_private_parts` that are known now: all but the limits.
 
     Args:
         staging: An existing, empty folder.
         plan: `folders` (path → mode), `files` (path → text), `copies` (host paths), `links`
             (path → target), `binds` (list of `source`, `target`, `mode`, `owned`), `hidden` (folders
-            to cover), `home`.
+            to cover), `home`, `private` (folder → mode; each sandbox covers them), `overlays` (targets
+            of binds, outer ones first), `plain` (whether each of these shows at `PLAIN`, too).
         idmap: Whether mounts can be id-mapped (root only).
     """
     notes: list[str] = []
+    staging = os.path.realpath(staging)  # as mountinfo writes it
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     maps = _IdMaps() if idmap else None
     # Before there is anything of ours to be seen: a declared mount may contain the staging folder.
@@ -66,6 +75,10 @@ def build_and_enter(staging: str, plan: dict[str, Any], *, idmap: bool) -> list[
     for device in _DEVICES:
         _make_file(f"{staging}/dev/{device}")
         syscalls.mount(f"/dev/{device}", f"{staging}/dev/{device}", None, syscalls.MS_BIND)
+    overlays = [target for target in plan["overlays"] if _can_overlay(staging, target, plan, notes)]
+    if plan["plain"]:
+        _show_plain(staging, overlays)
+    covered = _covered(staging, plan["private"], overlays)
     if not idmap:  # a new /proc may only be mounted where an unmasked one is seen already
         _attach("/proc", staging + HOST_PROC, _SAFE)
     os.umask(previous_mask)
@@ -74,11 +87,61 @@ def build_and_enter(staging: str, plan: dict[str, Any], *, idmap: bool) -> list[
     syscalls.pivot_root(".", ".")
     syscalls.umount(".")
     os.chdir("/")
-    return notes
+    parts = {"private": plan["private"], "overlays": overlays, "plain": plan["plain"], "covered": covered}
+    return {"notes": notes, "parts": parts}
+
+
+def _can_overlay(root: str, target: str, plan: dict[str, Any], notes: list[str]) -> bool:
+    """Try it; also what a fork of a zygote needs for it."""
+    trial = f"{root}/.headstart/trial"
+    os.mkdir(trial)
+    try:
+        if plan["plain"]:
+            os.close(syscalls.open_tree(root + target, syscalls.OPEN_TREE_CLONE))
+        overlay(root + target, root + EMPTY, trial + "/layers", owner=None)
+        syscalls.umount(root + EMPTY)
+    except OSError as error:
+        notes.append(f"{target}: sandboxes cannot write there (no overlay: {error.strerror})")
+        return False
+    finally:
+        shutil.rmtree(trial)
+    return True
+
+
+def _show_plain(root: str, overlays: list[str]) -> None:
+    """Show them a second time, without the mounts below them: a fork could not take these apart."""
+    for number, target in enumerate(overlays):
+        _make_folder(f"{root}{PLAIN}/{number}", 0o755)
+        mount = syscalls.open_tree(root + target, syscalls.OPEN_TREE_CLONE)
+        syscalls.move_mount(mount, f"{root}{PLAIN}/{number}")
+        os.close(mount)
+
+
+def _covered(root: str, private: Iterable[str], overlays: list[str]) -> list[str]:
+    """List the mounts of the tree that would vanish below a private folder or an overlay, outer ones first."""
+    with open("/proc/self/mountinfo") as lines:
+        points = [_unescaped(line.split(" ")[4]) for line in lines]
+    targets = {point[len(root) :] for point in points if point.startswith(root + "/")}
+    covered = [
+        target
+        for target in targets
+        if any(_is_below(target, folder) or target == folder for folder in private)
+        or any(_is_below(target, folder) for folder in overlays)
+    ]
+    return sorted(covered, key=lambda target: target.count("/"))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip("/") + "/")
+
+
+def _unescaped(path: str) -> str:
+    """Read a path as mountinfo writes it: blanks and the like as three octal digits."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), path)
 
 
 def _furnish(root: str, plan: dict[str, Any]) -> None:
-    for path, mode in {**_FOLDERS, SCRATCH: 0o755, HOST_PROC: 0o755, EMPTY: 0o555, plan["home"]: 0o755}.items():
+    for path, mode in {**_FOLDERS, **_OURS, plan["home"]: 0o755}.items():
         _make_folder(root + path, mode)
     for path, mode in plan["folders"].items():
         _make_folder(root + path, mode)
@@ -158,4 +221,7 @@ def _map_ids(mount: int, bind: dict[str, Any], maps: _IdMaps, notes: list[str]) 
         syscalls.mount_setattr(mount, syscalls.MOUNT_ATTR_IDMAP, userns=namespace)
     except OSError as error:  # not every file system can; then only what is world-readable shows
         if bind["owned"]:  # of the system's folders, nothing else shows anyway
-            notes.append("{}: ids cannot be mapped ({})".format(bind["source"], error.strerror))
+            notes.append(
+                "{}: ids cannot be mapped ({}): only what everybody may read shows there;"
+                " move it to another file system".format(bind["source"], error.strerror)
+            )
