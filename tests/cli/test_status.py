@@ -10,6 +10,11 @@ from headstart.cli.status import report, trouble
 from headstart.cli.terminal import show
 
 
+def server(name: str, **changes: Any) -> dict[str, Any]:
+    common = {"principal": "local", "remote": False, "form": "zygote", "reason": "forks", "last_failure": None}
+    return {"name": name, **common, **changes}
+
+
 def told(**runtime: Any) -> dict[str, Any]:
     sandbox = {"id": "sbx_1", "resource": "git", "state": "leased", "session": "[red]run[/]", "form": "zygote"}
     return {
@@ -39,7 +44,7 @@ def told(**runtime: Any) -> dict[str, Any]:
         "proxy": {"requests": 0, "read": 0, "active_streams": 0, "unread": []},
         "runtime": {
             "sandboxes": [{"id": "sbx_1", "because": "keywords: commit"}],
-            "servers": [{"name": "git", "remote": False, "form": "zygote", "reason": "forks", "last_failure": None}],
+            "servers": [server("git")],
             "zygotes": [],
             "events_broken": 0,
             "journal_dropped": 0,
@@ -84,5 +89,14 @@ def test_brackets_in_a_session_s_name_are_printed_as_they_are(capsys: pytest.Cap
 
 def test_a_failure_is_a_column_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "last failure" not in printed(capsys, told())
-    server = {"name": "git", "remote": False, "form": "cold", "reason": "x", "last_failure": "it died"}
-    assert "it died" in printed(capsys, told(servers=[server]))
+    failed = server("git", form="cold", last_failure="it died")
+    assert "it died" in printed(capsys, told(servers=[failed]))
+
+
+def test_whose_a_form_is_is_told_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "principal" not in printed(capsys, told())
+    servers = [server("git", principal="key-1"), server("git", principal="key-2", form="cold", reason="it is busy")]
+    zygotes = [{"server": "git", "principal": "key-1", "memory_bytes": 7_000_000}]
+    rows = [" ".join(line.split()) for line in printed(capsys, told(servers=servers, zygotes=zygotes)).splitlines()]
+    assert "git key-1 zygote 7 MB forks" in rows
+    assert "git key-2 cold - it is busy" in rows

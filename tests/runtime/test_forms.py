@@ -14,7 +14,7 @@ from headstart.backends.zygote import fingerprint
 from headstart.config.model import PoolMode, PoolSettings
 from headstart.core.events import PrepareForm
 from headstart.errors import ServerUnavailable
-from headstart.ids import LOCAL_PRINCIPAL, ResourceId
+from headstart.ids import LOCAL_PRINCIPAL, PrincipalId, ResourceId
 from headstart.runtime import forms
 from headstart.runtime.service import Service
 from headstart.runtime.zygotes import CheckedForm, FormCheck
@@ -358,3 +358,27 @@ async def test_a_bug_in_choosing_is_told_as_the_reason_and_the_next_one_is_chose
         status = await service.learn(NOTES, LOCAL_PRINCIPAL)
     assert reason == "headstart failed at choosing: OSError('notes went away')"
     assert status.form is PrepareForm.ZYGOTE
+
+
+async def test_the_form_of_a_server_is_told_for_each_principal_that_uses_it(
+    open_service: OpenService, checker: Callable[[CheckedForm], Checker], tmp_path: Path
+) -> None:
+    checker(zygote())
+    async with (
+        FakeBackend(programs={"mcp-notes": SCRIPT.program}, zygotes=True) as backend,
+        open_service(
+            scripted("notes", tmp_path), pool=PoolSettings(mode=PoolMode.ON_DEMAND), backend=backend, keys=("a", "b")
+        ) as service,
+    ):
+        before = [(one.name, one.reason) for one in (await service.statistics()).servers]
+        for key in ("key-a", "key-b"):
+            one = scope(f"{key}/s", principal=PrincipalId(key))
+            await service.request(one, NOTES, "tools/call", call("read"), RecordingChannel())
+        with anyio.fail_after(5):
+            await service.wait_prepared()
+        found = await service.statistics()
+    assert before == [(NOTES, "not looked at yet")]
+    assert [(one.principal, one.form, one.reason) for one in found.servers] == [
+        ("key-a", PrepareForm.ZYGOTE, "forks"),
+        ("key-b", PrepareForm.ZYGOTE, "forks"),
+    ]

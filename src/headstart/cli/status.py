@@ -112,14 +112,20 @@ def _by_server_oldest_first(view: Json) -> tuple[str, float]:
 def _servers(servers: Sequence[Json], zygotes: Sequence[Json]) -> RenderableType:
     if not servers:
         return "  none"
-    held = {one["server"]: one["memory_bytes"] for one in zygotes}
+    held = {(one["principal"], one["server"]): one["memory_bytes"] for one in zygotes}
+    several = len({server["principal"] for server in servers}) > 1
     failing = any(server["last_failure"] for server in servers)
-    made = table("server", "starts from", "zygote holds", "because", *(["last failure"] if failing else []))
+    whose, failed = (["principal"] if several else []), (["last failure"] if failing else [])
+    made = table("server", *whose, "starts from", "zygote holds", "because", *failed)
     for server in servers:
-        holds = _mb(held[server["name"]]) if server["name"] in held else "-"
-        form = "remote" if server["remote"] else server["form"]
+        key = (server["principal"], server["name"])
         made.add_row(
-            server["name"], form, holds, server["reason"], *([server["last_failure"] or ""] if failing else [])
+            server["name"],
+            *([server["principal"]] if several else []),
+            "remote" if server["remote"] else server["form"],
+            _mb(held[key]) if key in held else "-",
+            server["reason"],
+            *([server["last_failure"] or ""] if failing else []),
         )
     return made
 

@@ -478,7 +478,11 @@ class Service:
             remote_connections=len(self._remotes),
             sandboxes=tuple(_told(live) for live in self._fleet),
             zygotes=await self._preparations.zygotes(),
-            servers=tuple(self._server_status(name, LOCAL_PRINCIPAL) for name in self._servers.names),
+            servers=tuple(
+                self._server_status(name, principal)
+                for principal in sorted(self._introduced) or (LOCAL_PRINCIPAL,)
+                for name in self._servers.names
+            ),
             forms_undecided=self._forms.undecided,
             events=self._driver.handled,
             events_broken=self._driver.broken,
@@ -494,6 +498,7 @@ class Service:
         failure = self._fleet.failures.get((principal, name))
         return ServerStatus(
             name=name,
+            principal=principal,
             remote=remote,
             form=self._forms.form_of(principal, name),
             reason="not looked at yet" if choice is None else choice.reason,

@@ -42,9 +42,10 @@ class ZygoteStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """A configured server, from what it starts and why."""
+    """A configured server, from what it starts and why; for one principal, since nobody shares a zygote."""
 
     name: ResourceId
+    principal: PrincipalId
     remote: bool
     form: PrepareForm
     reason: str
