@@ -271,21 +271,22 @@ async def test_the_envelope_of_a_stateless_client_stays_here_and_its_other_meta_
     assert result["_meta"]["theirs"] == 1
 
 
-async def test_any_other_method_goes_through_to_a_single_server(opened: Opened) -> None:
-    async def custom(scope: SessionScope, params: JsonObject, channel: ClientChannel) -> JsonObject:
-        return {"got": params}
+async def test_a_client_that_would_resume_a_stream_is_told_that_none_can_be(opened: Opened) -> None:
+    async def talk(scope: SessionScope, params: JsonObject, channel: ClientChannel) -> JsonObject:
+        await channel.progress({"progress": 1})
+        return text_result("done")
 
-    runtime = with_tool(hold)
-    runtime["srv"].methods = {"tasks/list": custom}
-    async with opened(runtime) as (url, _):
-        async with Raw.opened(f"{url}/mcp/srv") as raw:
-            await raw.initialize()
-            assert (await raw.ask("tasks/list", {"cursor": "c"})).json()["result"] == {"got": {"cursor": "c"}}
-            await raw.send({"jsonrpc": "2.0", "method": "notifications/custom", "params": {"a": 1}})
-            assert [(told.method, told.params) for told in runtime.told] == [("notifications/custom", {"a": 1})]
-        async with Raw.opened(f"{url}/mcp") as raw:
-            await raw.initialize()
-            assert (await raw.ask("tasks/list")).json()["error"]["code"] == -32601
+    async with opened(with_tool(talk)) as (url, gateway), Raw.opened(f"{url}/mcp/srv") as raw:
+        await raw.initialize()
+        asked = await raw.ask("tools/call", {"name": "do", "_meta": {"progressToken": 1}})
+        assert asked.headers["content-type"] == "text/event-stream"
+        assert not any(line.startswith("id:") for line in asked.text.splitlines()), "no id: nobody is invited to resume"
+        async with raw.http.stream("GET", raw.url, headers=raw.headers):
+            await streams_open(gateway, 1)
+            resumed = await raw.http.get(raw.url, headers={**raw.headers, "Last-Event-ID": "7"})
+            assert resumed.status_code == 400
+            assert "send it again" in resumed.json()["error"]["message"]
+            await streams_open(gateway, 1)  # the open one is not ended by it
 
 
 async def test_changed_roots_reach_every_server_of_the_merged_view(runtime: FakeRuntime, opened: Opened) -> None:

@@ -47,6 +47,10 @@ _DEFAULT_VERSION: Final = "2025-03-26"
 """What a client speaks that sends no version header (the specification says so)."""
 _BATCHING: Final = frozenset({"2024-11-05", "2025-03-26"})
 _BATCH_LIMIT: Final = 100
+_NO_REPLAY: Final = (
+    "no stream can be resumed here (no event had an id): a call whose client left was cancelled, so send it again; "
+    "for what belongs to no request, GET without Last-Event-ID"
+)
 _CANCELLED: Final = refused(REQUEST_CANCELLED, "Request cancelled")
 
 
@@ -91,6 +95,9 @@ class Handshake:
             return
         if not wants_stream(http.scope)[1]:
             await refuse(http.send, 406, INVALID_REQUEST, "accept text/event-stream")
+            return
+        if header(http.scope, b"last-event-id") is not None:
+            await refuse(http.send, 400, INVALID_REQUEST, _NO_REPLAY)
             return
         for outbox in connection.outboxes:
             outbox.close()

@@ -151,7 +151,9 @@ class Methods:
             target = view.tool(name) if kind == "tool" else view.prompt(name)
         if target is None:
             raise MCPError(INVALID_PARAMS, f"Unknown {kind}: {name}")
-        return await self.send(request, target.server, {**request.params, "name": target.name})
+        params = {**request.params, "name": target.name}
+        params.pop("task", None)  # not promised here, so it is to be ignored: its task could not be asked for
+        return await self.send(request, target.server, params)
 
     async def _resource(self, request: Request) -> JsonObject:
         uri = request.params.get("uri")
@@ -206,9 +208,21 @@ class Methods:
             return  # it declared logging but has no levels; ours filter all the same
 
     async def _other(self, request: Request) -> JsonObject:
-        if request.connection.server is None:
-            raise MCPError(METHOD_NOT_FOUND, "Method not found", request.method)
-        return await self.send(request, request.connection.server, request.params or None)
+        """Pass on what MCP's core does not know; nothing is started for tasks that a server does not have."""
+        server, method = request.connection.server, request.method
+        if server is None:
+            cure = "methods of one server's own, tasks and extensions are on /mcp/<server>"
+            raise MCPError(METHOD_NOT_FOUND, f"Method not found: {method}. hint: {cure}", method)
+        if method.startswith("tasks/") and not _has_tasks(await self.view(request.connection)):
+            raise MCPError(METHOD_NOT_FOUND, f"Method not found: {method}. {server} declares no tasks", method)
+        return await self.send(request, server, request.params or None)
+
+
+def _has_tasks(view: View) -> bool:
+    """Tell whether a single server declares tasks: as a capability (2025-11-25), or as an extension."""
+    capabilities = json_object(view.initialize().get("capabilities")) or {}
+    extensions = json_object(capabilities.get("extensions")) or {}
+    return "tasks" in capabilities or any(name.rpartition("/")[2] == "tasks" for name in extensions)
 
 
 def modern_result(connection: Connection, result: JsonObject) -> JsonObject:
