@@ -93,6 +93,7 @@ async def _attack(backend: LocalBackend, around: Surroundings, order: dict[str, 
             "sentinel_alive": around.sentinel.poll() is None,
             "hostile": _hostile_outcomes(Path(order["writable"])),
             "victim_alive": not await _ends_now(alive),
+            "prefix": await _spoil(backend, victim, order),
             "victim_said": (await _python(victim, "print(open('/tmp/secret').read())"))["said"],
         }
 
@@ -136,6 +137,7 @@ def _template(order: dict[str, Any], network: Network) -> Template:
         mounts=(
             Mount(source=Path(order["bait"]), target=Path("/bait"), mode=MountMode.READ_ONLY),
             Mount(source=Path(order["writable"]), target=Path("/writable"), mode=MountMode.READ_WRITE),
+            Mount(source=Path(order["prefix"]), target=Path("/prefix"), mode=MountMode.OVERLAY),
             Mount(source=Path(order["state"]).parent, target=Path("/parent"), mode=MountMode.READ_ONLY),
         ),
         limits=LIMITS,
@@ -206,10 +208,42 @@ def _listen(family: int, address: Any) -> socket.socket:
 
 async def _let_write(victim: RunningSandbox) -> dict[str, Any]:
     """Let the victim write a secret wherever it may."""
-    places = "('/tmp', os.path.expanduser('~'), '/dev/shm', '/var/tmp')"
+    places = "('/tmp', os.path.expanduser('~'), '/dev/shm', '/var/tmp', '/prefix')"
     script = f"import os\nfor place in {places}: open(place + '/secret', 'w').write({SECRET!r})"
     told = await _python(victim, script)
     return {"secret": SECRET, "victim_sleeps": VICTIM_SLEEPS, "victim_wrote": told["stderr"]}
+
+
+SPOILING = """
+import os, shutil
+os.chdir('/prefix')
+open('given', 'a').write('spoilt'); os.rename('kept/file', 'kept/moved'); shutil.rmtree('removed'); os.chmod('kept', 0o700)
+open('made', 'w').write('made'); os.truncate('setuid-id', 0); os.symlink('/', 'link')
+print(sorted(os.listdir('.')))
+"""
+LOOKING = """
+import os
+for folder, folders, files in sorted(os.walk({root!r})):
+    for name in sorted(files):
+        path = os.path.join(folder, name)
+        print(os.path.relpath(path, {root!r}), os.stat(path).st_size, oct(os.stat(folder).st_mode))
+"""
+
+
+async def _spoil(backend: LocalBackend, victim: RunningSandbox, order: dict[str, Any]) -> dict[str, str]:
+    """Let one sandbox do to its install prefix what it can; tell how that looks to the others."""
+    vandal = await _start(backend, "vandal", order)
+    done = await _python(vandal, SPOILING)
+    later = await _start(backend, "later", order)
+    looks = {
+        name: (await _python(sandbox, LOOKING.format(root="/prefix")))["said"]
+        for name, sandbox in (("vandal", vandal), ("victim", victim), ("later", later))
+    }
+    here = Command(argv=(PYTHON, "-I", "-c", LOOKING.format(root=order["prefix"])))
+    outside = await anyio.run_process(here.argv)
+    await vandal.aclose()
+    await later.aclose()
+    return {**looks, "spoiling": done["said"] + done["stderr"], "host": outside.stdout.decode().strip()}
 
 
 def _hostile_outcomes(writable: Path) -> dict[str, str]:

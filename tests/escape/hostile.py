@@ -51,6 +51,14 @@ def write_to_usr() -> str:
     return "GOT it writable"
 
 
+def write_to_prefix() -> str:
+    """Change what later forks lay their overlays on."""
+    become_root_of_nothing()
+    check(libc.mount(None, b"/.headstart/plain/0", None, ctypes.c_ulong(REMOUNT_BIND), None))
+    pathlib.Path("/.headstart/plain/0/given").write_text("spoilt")
+    return "GOT it writable"
+
+
 def enter_init() -> str:
     become_root_of_nothing()
     check(libc.setns(os.open("/proc/1/ns/mnt", os.O_RDONLY), 0))
@@ -83,7 +91,13 @@ def in_a_child(attack: Callable[[], str]) -> str:
     return said
 
 
-ATTACKS = {"uncovering": uncover, "remounting": write_to_usr, "joining": enter_init, "looking": host_processes}
+ATTACKS = {
+    "uncovering": uncover,
+    "remounting": write_to_usr,
+    "rewriting": write_to_prefix,
+    "joining": enter_init,
+    "looking": host_processes,
+}
 REPORT = pathlib.Path("/writable/hostile.json")
 
 if __name__ == "hostile" and REPORT.parent.exists():

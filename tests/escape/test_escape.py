@@ -140,10 +140,12 @@ def order_for(
     private_network: bool = False,
     forked: bool = False,
 ) -> dict[str, Any]:
+    owner = state.stat().st_uid
     writable = state.parent / f"{state.name}-writable"
     writable.mkdir()
-    os.chown(writable, state.stat().st_uid, -1)
+    os.chown(writable, owner, -1)
     return {
+        "prefix": str(install_prefix(state.parent / f"{state.name}-prefix", owner)),
         "state": str(state),
         "writable": str(writable),
         "facts": bait.facts,
@@ -152,6 +154,19 @@ def order_for(
         "private_network": private_network,
         "forked": forked,
     }
+
+
+def install_prefix(folder: Path, owner: int) -> Path:
+    """Make a folder of the service's user, in which a server is installed."""
+    for name in ("kept", "removed"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("installed")
+    (folder / "given").write_text("installed")
+    shutil.copy("/usr/bin/id", folder / "setuid-id")
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, owner, owner)
+    (folder / "setuid-id").chmod(0o4755)
+    return folder
 
 
 def outcome(result: dict[str, Any]) -> str:
@@ -179,11 +194,24 @@ def test_the_victims_are_unharmed(report: dict[str, Any]) -> None:
     assert report["victim_said"] == "the victim's secret"
 
 
+def test_what_a_sandbox_does_to_its_install_prefix_reaches_nobody(report: dict[str, Any]) -> None:
+    told = report["prefix"]
+    assert told["spoiling"] == "['given', 'kept', 'link', 'made', 'setuid-id']"
+    assert "given 15 " in told["vandal"]
+    for name in ("victim", "later", "host"):
+        lines = [line for line in told[name].splitlines() if not line.startswith("secret ")]  # the victim's own
+        assert [line.rsplit(" ", 2)[0] for line in lines] == ["given", "setuid-id", "kept/file", "removed/file"], name
+        assert "given 9 " in told[name], name
+        assert "setuid-id 0 " not in told[name], name
+        assert "0o40700" not in told[name], name
+
+
 @pytest.mark.parametrize(
     ("attack", "reasons"),
     [
         ("uncovering", {"NOTHING"}),
         ("remounting", {"EPERM", "EACCES"}),
+        ("rewriting", {"EPERM", "EACCES"}),
         ("joining", {"EPERM", "EACCES"}),
         ("looking", {"FEW"}),
     ],
@@ -219,6 +247,7 @@ def outside(bait: Bait, ground: Path) -> Generator[dict[str, Any]]:
         named.listen()
         yield {
             **bait.facts,
+            "prefix": str(install_prefix(ground / "prefix", 0)),
             "state": str(state),
             "abstract": abstract,
             "port": loopback.getsockname()[1],
