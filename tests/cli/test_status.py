@@ -42,6 +42,7 @@ def told(**runtime: Any) -> dict[str, Any]:
         },
         "predictors": [],
         "proxy": {"requests": 0, "read": 0, "active_streams": 0, "unread": []},
+        "upstreams": [],
         "runtime": {
             "sandboxes": [{"id": "sbx_1", "because": "keywords: commit"}],
             "servers": [server("git")],
@@ -100,3 +101,10 @@ def test_whose_a_form_is_is_told_where_there_are_several(capsys: pytest.CaptureF
     rows = [" ".join(line.split()) for line in printed(capsys, told(servers=servers, zygotes=zygotes)).splitlines()]
     assert "git key-1 zygote 7 MB forks" in rows
     assert "git key-2 cold - it is busy" in rows
+
+
+def test_each_upstream_is_told_with_the_way_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    way = "through http://proxy.corp:3128 (environment: HTTPS_PROXY)"
+    upstream = {"prefix": "openai", "base_url": "https://api.openai.com/v1", "way": way}
+    text = printed(capsys, {**told(), "upstreams": [upstream]})
+    assert f"https://api.openai.com/v1, {way}" in " ".join(text.split())

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import ipaddress
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from headstart.bench.replay_model import serve_on_loopback
-from headstart.config.model import Upstream
+from headstart.config.model import ForwardProxy, Upstream
 from headstart.core.stream import GenerationEnded, ModelEvent
 from headstart.ids import PrincipalId, SequentialIds
 from headstart.proxy import ModelProxy, ProxyLimits, open_proxy
@@ -46,7 +53,12 @@ class ProxyUnderTest:
 
 class ProxyMaker(Protocol):
     def __call__(
-        self, upstreams: Mapping[str, str], *, limits: ProxyLimits | None = None
+        self,
+        upstreams: Mapping[str, str],
+        *,
+        limits: ProxyLimits | None = None,
+        via: ForwardProxy | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> AbstractAsyncContextManager[ProxyUnderTest]: ...
 
 
@@ -56,22 +68,59 @@ def proxied() -> ProxyMaker:
 
     @asynccontextmanager
     async def opened(
-        upstreams: Mapping[str, str], *, limits: ProxyLimits | None = None
+        upstreams: Mapping[str, str],
+        *,
+        limits: ProxyLimits | None = None,
+        via: ForwardProxy | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> AsyncGenerator[ProxyUnderTest]:
         events: list[ModelEvent] = []
         async with (
             open_proxy(
-                [Upstream(prefix=prefix, base_url=url) for prefix, url in upstreams.items()],
+                [Upstream(prefix=prefix, base_url=url, proxy=via) for prefix, url in upstreams.items()],
                 observe=events.append,
                 principal_of=lambda _: PrincipalId("local"),
                 ids=SequentialIds(),
                 limits=limits,
+                tls=tls,
             ) as app,
             serve_on_loopback(app) as origin,
         ):
             yield ProxyUnderTest(app, origin, events)
 
     return opened
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that only its own issuer vouches for, with its key in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "upstream.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def server_side(certificate: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
 
 
 @dataclass

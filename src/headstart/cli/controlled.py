@@ -45,6 +45,9 @@ class Control:
             "waste": plain(broker.waste),
             "runtime": plain(await self._service.statistics()),
             "proxy": plain(self._proxy.statistics()),
+            "upstreams": [
+                {"prefix": one.prefix, "base_url": one.shown_url, "way": one.way} for one in self._settings.upstreams
+            ],
             "backend": {"name": self._backend.name, **plain(self._backend.capabilities)},
         }
 

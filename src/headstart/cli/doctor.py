@@ -26,11 +26,27 @@ def doctor(
 
     from headstart.backends.probes import probe_all
 
-    probes = anyio.run(probe_all)
+    probes = (*anyio.run(probe_all), *_ways_to_upstreams())
     if json:
         print_json({"probes": [{**asdict(probe), "status": probe.status.value} for probe in probes]})
         return
     _print_table(probes)
+
+
+def _ways_to_upstreams() -> tuple[Probe, ...]:
+    """Say which proxy each model server is reached through, as a service started here and now would."""
+    from headstart.backends.probes import Probe, ProbeStatus
+    from headstart.cli.settings import read_settings
+    from headstart.errors import ConfigError
+
+    try:
+        upstreams = read_settings(None).upstreams
+    except ConfigError as exc:
+        return (Probe(name="configuration", status=ProbeStatus.MISSING, found=str(exc), cure=exc.hint),)
+    return tuple(
+        Probe(name=f"upstream {one.prefix}", status=ProbeStatus.OK, found=f"{one.shown_url}, {one.way}")
+        for one in upstreams
+    )
 
 
 def _print_table(probes: tuple[Probe, ...]) -> None:

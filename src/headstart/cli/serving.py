@@ -142,7 +142,8 @@ def _announce(settings: Settings, url: str, application: Application) -> None:
         say(f"headstart: cannot start {problem}. hint: {problem.hint}")
     for upstream in settings.upstreams:
         path = "/v1" if upstream.prefix == "default" else f"/{upstream.prefix}/v1"
-        say(f"headstart: {url}{path} → {upstream.base_url}")
+        way = f", {upstream.way}" if upstream.proxy is not None else ""
+        say(f"headstart: {url}{path} → {upstream.shown_url}{way}")
     zygotes = "with zygotes" if settings.pool.zygotes else "without zygotes"
     say(
         f"headstart: pool {settings.pool.mode.value}, {zygotes}; isolation: {application.backend.capabilities.isolation}"

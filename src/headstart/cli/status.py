@@ -48,7 +48,7 @@ def report(found: Json) -> Iterator[RenderableType]:
         "Sandboxes": _sandboxes(found["pool"]["sandboxes"], runtime["sandboxes"]),
         "Servers": _servers(runtime["servers"], runtime["zygotes"]),
         "Guesses": _predictors(found["predictors"]),
-        "Models": _rows(_models(found["proxy"])),
+        "Models": _rows((*_upstreams(found["upstreams"]), *_models(found["proxy"]))),
     }
     for heading, section in sections.items():
         yield ""
@@ -146,6 +146,11 @@ def _predictors(records: Sequence[Json]) -> RenderableType:
             f"{record['wasted_cpu_s']:.1f} CPU-s, {record['wasted_byte_s'] / 1e9:.1f} GB-s",
         )
     return made
+
+
+def _upstreams(upstreams: Sequence[Json]) -> Iterator[tuple[str, str]]:
+    for one in upstreams:
+        yield one["prefix"], f"{one['base_url']}, {one['way']}"
 
 
 def _models(proxy: Json) -> Iterator[tuple[str, str]]:

@@ -103,11 +103,18 @@ class ServiceTable(_Strict):
     learn_text: bool | None = None
 
 
+class UpstreamOption(_Strict):
+    """An upstream with more to say than its URL."""
+
+    url: str
+    proxy: str | None = None
+
+
 class HeadstartFile(_Strict):
     """`headstart.toml`."""
 
     mcp: str | list[str] = []
     pool: PoolTable = PoolTable()
     service: ServiceTable = ServiceTable()
-    upstreams: dict[str, str] = {}
+    upstreams: dict[str, UpstreamOption | str] = {}
     servers: dict[str, ServerOptions] = {}

@@ -17,9 +17,17 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from headstart.config.files import HeadstartFile, McpFile, McpServerEntry, MountOption, ServerOptions
+from headstart.config.files import (
+    HeadstartFile,
+    McpFile,
+    McpServerEntry,
+    MountOption,
+    ServerOptions,
+    UpstreamOption,
+)
 from headstart.config.model import (
     RESERVED_PREFIXES,
+    ForwardProxy,
     MountSetting,
     PoolMode,
     PoolSettings,
@@ -38,6 +46,7 @@ from headstart.config.problems import (
     line_in_json,
     line_in_toml,
 )
+from headstart.config.proxies import proxy_from_environment, read_proxy
 from headstart.errors import ConfigError
 from headstart.ids import ResourceId
 
@@ -95,7 +104,7 @@ def load_settings(
         state_dir=state_dir,
         pool=_pool(file),
         service=replace(ServiceSettings(), **_given(file.service)),
-        upstreams=_upstreams(file, where=str(config), text=text),
+        upstreams=_upstreams(file, where=str(config), text=text, variables=variables),
     )
     check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
     return settings
@@ -201,9 +210,11 @@ def _pool(file: HeadstartFile) -> PoolSettings:
     return replace(PoolSettings(), **given)
 
 
-def _upstreams(file: HeadstartFile, *, where: str, text: str) -> tuple[Upstream, ...]:
+def _upstreams(file: HeadstartFile, *, where: str, text: str, variables: Mapping[str, str]) -> tuple[Upstream, ...]:
     found: list[Upstream] = []
-    for prefix, url in file.upstreams.items():
+    for prefix, written in file.upstreams.items():
+        option = UpstreamOption(url=written) if isinstance(written, str) else written
+        url = option.url
         parts = urlsplit(url)
         at = f"{where}:{line_in_toml(text, ['upstreams', prefix])}"
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
@@ -217,8 +228,15 @@ def _upstreams(file: HeadstartFile, *, where: str, text: str) -> tuple[Upstream,
             )
         if parts.path.rstrip("/").endswith("/v1/v1"):
             raise ConfigError("the path has /v1 twice", where=at, key=f"upstreams.{prefix}", hint="end it in one /v1")
-        found.append(Upstream(prefix=prefix, base_url=url.rstrip("/")))
+        proxy = _proxy(option, where=at, key=f"upstreams.{prefix}.proxy", variables=variables)
+        found.append(Upstream(prefix=prefix, base_url=url.rstrip("/"), proxy=proxy))
     return tuple(found)
+
+
+def _proxy(option: UpstreamOption, *, where: str, key: str, variables: Mapping[str, str]) -> ForwardProxy | None:
+    if option.proxy is None:
+        return proxy_from_environment(option.url, variables)
+    return None if option.proxy == "none" else read_proxy(option.proxy, where=where, key=key)
 
 
 def check_port_safety(settings: Settings, *, where: str) -> None:

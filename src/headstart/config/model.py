@@ -12,6 +12,7 @@ from headstart.ids import ResourceId
 __all__ = [
     "RESERVED_PREFIXES",
     "EffectName",
+    "ForwardProxy",
     "MountSetting",
     "PoolMode",
     "PoolSettings",
@@ -132,15 +133,47 @@ RESERVED_PREFIXES = frozenset({"headstart", "k", "mcp", "s", "v1"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardProxy:
+    """An HTTP proxy on the way to a model server.
+
+    Attributes:
+        credentials: `user:password`, never shown.
+        source: Where it was set, for messages.
+    """
+
+    host: str
+    port: int
+    credentials: str | None = field(default=None, repr=False)
+    source: str
+
+    @property
+    def shown(self) -> str:
+        """Its URL without credentials."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
     """A model server behind the proxy: `/<prefix>/v1/…` goes to `<base_url>/…`.
 
     `base_url` ends in the API's version, as SDKs take it (`https://api.openai.com/v1`).
-    The upstream named `default` also answers at `/v1/…`.
+    The upstream named `default` also answers at `/v1/…`. `proxy` is what it is reached through, None if directly.
     """
 
     prefix: str
     base_url: str
+    proxy: ForwardProxy | None = None
+
+    @property
+    def way(self) -> str:
+        """How it is reached, in words; without credentials."""
+        return "directly" if self.proxy is None else f"through {self.proxy.shown} ({self.proxy.source})"
+
+    @property
+    def shown_url(self) -> str:
+        """Its base URL without the query, which may hold a key."""
+        return self.base_url.partition("?")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

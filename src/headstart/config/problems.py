@@ -171,7 +171,9 @@ def _cure(cures: Mapping[str, str], problem: str) -> str | None:
 
 
 def _is_branch(part: str | int) -> bool:
-    return isinstance(part, str) and (part in {"str", "MountOption"} or part.startswith(("list[", "dict[")))
+    return isinstance(part, str) and (
+        part in {"str", "MountOption", "UpstreamOption"} or part.startswith(("list[", "dict["))
+    )
 
 
 def _short(value: object) -> str:

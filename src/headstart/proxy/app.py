@@ -25,9 +25,9 @@ from headstart.proxy.headers import SESSION_HEADER, Header, framing_of, value_of
 from headstart.proxy.port import trailers_of
 from headstart.proxy.reading import GenerationReading, ModelReader, ReadingLimits
 from headstart.proxy.refusals import Refusal
-from headstart.proxy.routes import Route, Routes
+from headstart.proxy.routes import Route, Routes, UpstreamTarget
 from headstart.proxy.statistics import ProxyStatistics, Tally, route_label
-from headstart.proxy.upstream import ConnectionPool
+from headstart.proxy.upstream import ConnectionPool, Dialler
 
 __all__ = ["ModelProxy", "ProxyLimits", "open_proxy"]
 
@@ -112,10 +112,9 @@ class ModelProxy:
         self._tally = tally
         self._pools = {
             upstream.prefix: ConnectionPool(
-                upstream.origin,
+                _dialler(upstream, tls),
                 limit=limits.connections,
                 connect_timeout_s=limits.connect_timeout_s,
-                tls=tls,
             )
             for upstream in routes.upstreams
         }
@@ -205,6 +204,13 @@ class ModelProxy:
         generates = request.method == "POST" and path.rstrip("/") in _GENERATIONS_NOT_READ
         self._tally.count_unread(label, "format not read yet" if generates else "not a generation")
         return None
+
+
+def _dialler(upstream: UpstreamTarget, tls: ssl.SSLContext | None) -> Dialler:
+    origin = upstream.origin
+    context = (tls or ssl.create_default_context()) if origin.tls else None
+    tunnel_headers = upstream.proxy_headers if origin.tls else ()  # without a tunnel, each request carries them
+    return Dialler(origin=origin, via=upstream.via, via_headers=tunnel_headers, tls=context)
 
 
 def _session_of(headers: Sequence[Header]) -> str | None:

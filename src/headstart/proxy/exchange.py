@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.types import Message, Receive, Send
 
 from headstart.clock import Clock
 from headstart.core.stream import GenerationOutcome
 from headstart.ids import PrincipalId, SessionId
+from headstart.proxy.failures import NoResponse, refusal_of
 from headstart.proxy.headers import (
     BodyFraming,
     Header,
@@ -29,10 +31,16 @@ from headstart.proxy.headers import (
 )
 from headstart.proxy.port import ClientTrailers
 from headstart.proxy.reading import GenerationReading
-from headstart.proxy.refusals import Refusal
 from headstart.proxy.routes import Route
 from headstart.proxy.statistics import Tally
-from headstart.proxy.upstream import ConnectionPool, PoolFull, ResponseHead, UpstreamBroke, UpstreamConnection
+from headstart.proxy.upstream import (
+    ConnectionPool,
+    PoolFull,
+    ProxyRefused,
+    ResponseHead,
+    UpstreamBroke,
+    UpstreamConnection,
+)
 
 __all__ = ["ClientRequest", "Exchange"]
 
@@ -96,8 +104,8 @@ class Exchange:
     async def _connected(self, first: Message, body: bytes, receive: Receive, send: Send) -> GenerationOutcome:
         try:
             connection = await self._pool.acquire()
-        except (OSError, PoolFull) as exc:
-            await self._refuse_unreachable(exc, send)
+        except (OSError, PoolFull, ProxyRefused) as exc:
+            await self._refuse(exc, send)
             return GenerationOutcome.UPSTREAM_FAILED
         try:
             self._begin(connection, body)
@@ -105,9 +113,9 @@ class Exchange:
                 upload = group.create_task(self._upload(connection, first, receive))
                 await self._download(connection, send)
                 upload.cancel()
-        except* UpstreamBroke as broken:
+        except* (UpstreamBroke, ProxyRefused) as broken:
             if not self._client_left and not self._response_started:
-                await self._refuse_broken(broken.exceptions[0], send)
+                await self._refuse(cast("UpstreamBroke | ProxyRefused", broken.exceptions[0]), send)
         else:
             return GenerationOutcome.COMPLETED
         finally:
@@ -119,10 +127,13 @@ class Exchange:
         headers = request_headers(request.headers, framing=framing)
         if framing.chunked:
             headers.append((b"transfer-encoding", b"chunked"))
+        upstream = request.route.upstream
+        if upstream.absolute:
+            headers += upstream.proxy_headers
         connection.begin(
             method=request.method,
             target=request.route.target,
-            host=request.route.upstream.host_header,
+            host=upstream.host_header,
             headers=headers,
             body=body,
         )
@@ -182,29 +193,13 @@ class Exchange:
             await to_client.send(trailers)
 
     async def _send_head(self, head: ResponseHead, send: Send) -> None:
+        if head.status == 407 and self._request.route.upstream.proxy is not None:
+            raise ProxyRefused("it answered 407", status=407)  # it is not for the client to know that password
         self._response_started = True
         headers = response_headers(head.headers, status=head.status)
         if self._reading is not None:
             self._reading.response_started(self._clock.monotonic_s(), status=head.status, headers=headers)
         await send({"type": "http.response.start", "status": head.status, "headers": headers})
 
-    async def _refuse_broken(self, broken: BaseException, send: Send) -> None:
-        upstream = self._request.route.upstream
-        await Refusal(
-            status=502,
-            code="upstream_broke",
-            message=f"the upstream {upstream.prefix!r} ({upstream.shown_url}) sent no response: {broken}",
-            hint="look at the model server's log; the request can be sent again",
-        ).send(send)
-
-    async def _refuse_unreachable(self, exc: OSError | PoolFull, send: Send) -> None:
-        upstream = self._request.route.upstream
-        full = isinstance(exc, PoolFull)
-        why = str(exc) or ("it did not answer in time" if isinstance(exc, TimeoutError) else type(exc).__name__)
-        hint = f"start the model server, or correct the base URL of `{upstream.prefix}` in headstart.toml"
-        await Refusal(
-            status=503 if full else 502,
-            code="upstream_full" if full else "upstream_unreachable",
-            message=f"the upstream {upstream.prefix!r} ({upstream.shown_url}) cannot be reached: {why}",
-            hint="wait for other requests to end" if full else hint,
-        ).send(send)
+    async def _refuse(self, exc: NoResponse, send: Send) -> None:
+        await refusal_of(self._request.route.upstream, exc).send(send)

@@ -7,12 +7,14 @@ as the client wrote it, percent-encodings included.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from headstart.config.model import Upstream
+from headstart.config.model import ForwardProxy, Upstream
 from headstart.ids import SESSION_NAME_RULE, is_session_name
+from headstart.proxy.headers import Header
 from headstart.proxy.refusals import Refusal
 
 __all__ = ["Origin", "Route", "Routes", "UpstreamTarget"]
@@ -48,25 +50,39 @@ class UpstreamTarget:
     host_header: bytes
     base_path: bytes
     base_query: bytes = field(repr=False)
+    proxy: ForwardProxy | None = None
+    proxy_headers: tuple[Header, ...] = field(default=(), repr=False)
+    absolute: bytes = b""
+    """What stands before the path in requests that are sent to a proxy instead (`http://host`)."""
 
     @classmethod
     def of(cls, upstream: Upstream) -> UpstreamTarget:
         """Take an upstream's base URL apart; that it is one has been checked with the rest of the config."""
         url = urlsplit(upstream.base_url)
         tls = url.scheme == "https"
+        proxy = upstream.proxy
+        host_header = url.netloc.encode("idna" if not url.netloc.isascii() else "ascii")
         return cls(
             prefix=upstream.prefix,
-            shown_url=upstream.base_url.partition("?")[0],
+            shown_url=upstream.shown_url,
             origin=Origin(host=url.hostname or "", port=url.port or (443 if tls else 80), tls=tls),
-            host_header=url.netloc.encode("idna" if not url.netloc.isascii() else "ascii"),
+            host_header=host_header,
             base_path=url.path.rstrip("/").encode(),
             base_query=url.query.encode(),
+            proxy=proxy,
+            proxy_headers=() if proxy is None else _proxy_headers(proxy),
+            absolute=b"" if proxy is None or tls else b"http://" + host_header,
         )
+
+    @property
+    def via(self) -> Origin | None:
+        """The proxy that connections go to instead."""
+        return None if self.proxy is None else Origin(host=self.proxy.host, port=self.proxy.port, tls=False)
 
     def target(self, path: bytes, query: bytes) -> bytes:
         """Return the request target (path and query) for `path`, what followed `/v1`."""
         joined = b"&".join(part for part in (self.base_query, query) if part)
-        return b"".join((self.base_path, path, b"?" if joined else b"", joined)) or b"/"
+        return self.absolute + (b"".join((self.base_path, path, b"?" if joined else b"", joined)) or b"/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +165,12 @@ class Routes:
     def _refuse_doubled(upstream: UpstreamTarget) -> Refusal:
         hint = f"the base URL already ends in /v1; give the client one without the second /v1 ({upstream.prefix})"
         return Refusal(status=404, code="doubled_v1", message="the path has /v1 twice", hint=hint)
+
+
+def _proxy_headers(proxy: ForwardProxy) -> tuple[Header, ...]:
+    if proxy.credentials is None:
+        return ()
+    return ((b"proxy-authorization", b"Basic " + b64encode(proxy.credentials.encode())),)
 
 
 def _split_session(path: bytes) -> tuple[str | None, bytes]:

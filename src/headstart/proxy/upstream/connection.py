@@ -87,6 +87,12 @@ class UpstreamConnection(asyncio.Protocol):
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def transport(self) -> asyncio.Transport:
+        """What it runs on, for whoever speaks another protocol on it from now on."""
+        assert self._transport is not None  # noqa: S101 - it is connected before anybody gets it
+        return self._transport
+
     def begin(self, *, method: str, target: bytes, host: bytes, headers: Iterable[Header], body: bytes = b"") -> None:
         """Send a request's head, with what there is of its body behind it in one write."""
         self._forget_exchange()

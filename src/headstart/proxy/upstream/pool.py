@@ -8,20 +8,14 @@ generation may not be sent twice.
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
 from collections import deque
-from ipaddress import ip_address
 
-from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - its tuples are bare
-
-from headstart.proxy.routes import Origin
 from headstart.proxy.upstream.connection import UpstreamConnection
+from headstart.proxy.upstream.dialling import Dialler
 
 __all__ = ["ConnectionPool", "PoolFull"]
 
 IDLE_S = 4.0
-HAPPY_EYEBALLS_S = 0.25
 
 
 class PoolFull(Exception):
@@ -29,29 +23,26 @@ class PoolFull(Exception):
 
 
 class ConnectionPool:
-    """The connections to one origin.
+    """The connections to one upstream.
 
     Args:
-        origin: Where to.
+        dialler: How to open them.
         limit: Connections at once; beyond, `acquire` raises.
-        connect_timeout_s: Bound on name lookup, TCP and TLS together.
-        tls: Context for https origins; certificates are verified by default.
+        connect_timeout_s: Bound on name lookup, TCP, a proxy's tunnel and TLS together.
     """
 
-    def __init__(
-        self, origin: Origin, *, limit: int, connect_timeout_s: float, tls: ssl.SSLContext | None = None
-    ) -> None:
-        self._origin = origin
+    def __init__(self, dialler: Dialler, *, limit: int, connect_timeout_s: float) -> None:
+        self._dialler = dialler
         self._limit = limit
         self._connect_timeout_s = connect_timeout_s
-        self._tls = (tls or ssl.create_default_context()) if origin.tls else None
         self._idle: deque[UpstreamConnection] = deque()
         self._busy: set[UpstreamConnection] = set()
         self._connecting = 0
         self._sweep: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<ConnectionPool {self._origin.host}:{self._origin.port} busy={len(self._busy)} idle={len(self._idle)}>"
+        origin = self._dialler.origin
+        return f"<ConnectionPool {origin.host}:{origin.port} busy={len(self._busy)} idle={len(self._idle)}>"
 
     async def acquire(self) -> UpstreamConnection:
         """Return a connection for one exchange; the caller hands it back with `release`.
@@ -61,6 +52,7 @@ class ConnectionPool:
         Raises:
             PoolFull: The limit is reached.
             OSError: The upstream cannot be reached (also ssl.SSLError, TimeoutError).
+            ProxyRefused: The proxy on the way to it opens no tunnel.
         """
         while self._idle:
             connection = self._idle.pop()
@@ -68,7 +60,7 @@ class ConnectionPool:
                 self._busy.add(connection)
                 return connection
         if len(self._busy) + self._connecting >= self._limit:
-            raise PoolFull(f"{self._limit} connections to {self._origin.host} are in use")
+            raise PoolFull(f"{self._limit} connections to {self._dialler.origin.host} are in use")
         return await self._connect()
 
     def release(self, connection: UpstreamConnection) -> None:
@@ -96,26 +88,10 @@ class ConnectionPool:
         self._connecting += 1
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                connection = await self._open()
+                connection = await self._dialler.dial()
         finally:
             self._connecting -= 1
         self._busy.add(connection)
-        return connection
-
-    async def _open(self) -> UpstreamConnection:
-        loop, origin = asyncio.get_running_loop(), self._origin
-        server_hostname = origin.host if origin.tls else None
-        if _is_address(origin.host):
-            _, connection = await loop.create_connection(
-                UpstreamConnection, origin.host, origin.port, ssl=self._tls, server_hostname=server_hostname
-            )
-            return connection
-        # uvloop tries addresses one after another, so a dead IPv6 route would cost the whole timeout.
-        found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-        connected = await start_connection(found, happy_eyeballs_delay=HAPPY_EYEBALLS_S, loop=loop)
-        _, connection = await loop.create_connection(
-            UpstreamConnection, sock=connected, ssl=self._tls, server_hostname=server_hostname
-        )
         return connection
 
     def _close_idle(self) -> None:
@@ -126,11 +102,3 @@ class ConnectionPool:
             self._idle.popleft().abort()
         if self._idle:
             self._sweep = loop.call_at(self._idle[0].idle_since_s + IDLE_S, self._close_idle)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
