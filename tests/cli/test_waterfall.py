@@ -44,6 +44,7 @@ def call(**changes: Any) -> dict[str, Any]:
         "cold": False,
         "abandoned": False,
         "is_error": False,
+        "end_s": BEGAN_S + 2,
         **changes,
     }
 
@@ -155,3 +156,11 @@ def test_servers_that_start_cold_are_named_with_their_reason_at_the_end() -> Non
         "starts cold dbt: it opens a port on import",
     ]
     assert "starts cold" not in drawn(trace())
+
+
+def test_a_session_that_a_kill_cut_off_says_so_and_what_was_still_going_on() -> None:
+    told = trace(cut_off_s=BEGAN_S + 2)
+    told["steps"][0]["calls"] = [call(abandoned=True)]
+    lines = drawn(told)
+    assert "git.git_log was still going on" in lines
+    assert "cut off at 08:00:02.250: the service was killed" in lines

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import anyio
 import pytest
 
 from headstart.errors import HeadstartError
 from headstart.ids import ResourceId, SessionId
+from headstart.runtime.contract import JsonObject
 from headstart.runtime.record import read_trace
+from headstart.runtime.recovery import cut_off
 from headstart.testing.fake_backend import FakeBackend
-from headstart.testing.fake_mcp import ScriptedServer, ScriptedTool
+from headstart.testing.fake_mcp import ScriptedCall, ScriptedServer, ScriptedTool
 
 from .conftest import OpenService, RecordingChannel, call, scope, scripted
 
@@ -39,6 +43,83 @@ async def test_ended_and_open_sessions_are_in_the_record_and_last_is_the_newest(
     assert newest is not None
     assert newest.session == "two"
     assert read_trace(folder, "nobody") is None
+
+
+async def _killed(folder: Path, copy: Path, *, journalled: tuple[bytes, ...]) -> None:
+    """Leave what a service would that is killed once its journal holds all of these, in a folder of its own."""
+    with anyio.fail_after(10):
+        while True:
+            written = b"".join(path.read_bytes() for path in (folder / "journal").glob("*.jsonl"))
+            if all(one in written for one in journalled):
+                break
+            await anyio.lowlevel.checkpoint()
+    shutil.copytree(folder, copy)
+
+
+async def test_what_a_killed_service_had_open_is_told_from_its_journal_as_cut_off(
+    open_service: OpenService, tmp_path: Path
+) -> None:
+    stuck, while_open, folder = anyio.Event(), None, tmp_path / "left"
+
+    async def hang(_arguments: JsonObject, _call: ScriptedCall) -> JsonObject:
+        stuck.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    script = ScriptedServer(tools=(ScriptedTool(name="read"), ScriptedTool(name="hang", handler=hang)))
+    async with (
+        FakeBackend(programs={"mcp-notes": script.program}) as backend,
+        open_service(scripted("notes", tmp_path), backend=backend) as service,
+        anyio.create_task_group() as tasks,
+    ):
+        for name in ("over", "one"):
+            await service.request(scope(name), NOTES, "tools/call", call("read"), RecordingChannel())
+        await service.close_session(SessionId("over"), reason="left")
+        while_open = await service.trace("one")
+        tasks.start_soon(service.request, scope("one"), NOTES, "tools/call", call("hang"), RecordingChannel())
+        with anyio.fail_after(10):
+            await stuck.wait()
+        await service.trace("over")  # so that it is in the store
+        await _killed(tmp_path / "state", folder, journalled=(b'"e":"Step"', b'"tool":"hang"'))
+        tasks.cancel_scope.cancel()
+    assert while_open is not None
+    left = read_trace(folder, "last")
+    assert left is not None
+    assert (left.session, left.cut_off_s is not None) == ("one", True)
+    finished, going_on = left.steps
+    assert finished == while_open.steps[0]
+    (hanging,) = going_on.calls
+    assert (hanging.tool, hanging.abandoned, going_on.number) == ("hang", True, 2)
+    assert left.summary.calls == 2
+    assert sum(seconds for _, seconds in left.summary.parts) == pytest.approx(left.summary.wall_s)
+    over = read_trace(folder, "over")
+    assert over is not None
+    assert over.cut_off_s is None
+
+    (tmp_path / "state").rename(tmp_path / "stopped")
+    folder.rename(tmp_path / "state")
+    async with (
+        FakeBackend(programs={"mcp-notes": script.program}) as backend,
+        open_service(scripted("notes", tmp_path), backend=backend) as again,
+    ):
+        assert await again.trace("last") == left
+    assert read_trace(tmp_path / "state", "one") == left, "and it stays in the record"
+
+
+async def test_a_service_that_stopped_in_good_order_left_nothing_cut_off(
+    open_service: OpenService, tmp_path: Path
+) -> None:
+    async with (
+        FakeBackend(programs={"mcp-notes": SCRIPT.program}) as backend,
+        open_service(scripted("notes", tmp_path), backend=backend) as service,
+    ):
+        await service.request(scope("one"), NOTES, "tools/call", call("read"), RecordingChannel())
+    assert cut_off(tmp_path / "state" / "journal") == []
+
+
+def test_a_journal_that_is_damaged_tells_what_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "b1-0001.jsonl").write_bytes(b'{"e":"Step","nonsense":1}\nno json\n{"e":"CallArr')
+    assert cut_off(tmp_path) == []
 
 
 def test_where_no_service_has_been_there_is_no_record(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from headstart.core.events import PrepareForm
 from headstart.core.steps import Part
 from headstart.ids import ResourceId, SessionId
-from headstart.runtime.traces import StartsFrom
+from headstart.runtime.trace_record import StartsFrom
 from headstart.testing.fake_backend import FakeBackend
 from headstart.testing.fake_mcp import ScriptedServer, ScriptedTool
 

@@ -52,8 +52,8 @@ def _recorded(folder: Path, session: str, stopped: NotRunning) -> dict[str, Any]
 
     found = read_trace(folder, session)
     if found is None:
-        hint = f"{stopped.hint}; sessions that were open when a service was killed are not in its record"
-        raise HeadstartError(f"no trace of session {session!r} in the record that a stopped service left", hint=hint)
+        told = f"no trace of session {session!r} in the record that a stopped service left"
+        raise HeadstartError(told, hint=stopped.hint)
     say(f"no service is running: this is the record that the last one left in {folder}")
     recorded: dict[str, Any] = plain(found)
     return recorded

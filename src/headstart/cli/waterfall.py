@@ -59,6 +59,7 @@ class _Drawing:
         self._steps: Sequence[Json] = trace["steps"]
         self._preparations: Sequence[Json] = trace["preparations"]
         self._offset_s: float | None = trace.get("wall_offset_s")
+        self._cut_off_s: float | None = trace.get("cut_off_s")
         self._bar = bar
 
     def lines(self) -> Iterator[Text]:
@@ -67,6 +68,7 @@ class _Drawing:
             yield Text()
             yield from self._step(step, prepared)
         yield Text()
+        yield from self._cut_off()
         yield from _summary(self._trace["summary"], self._preparations)
         yield from _cold(self._trace.get("forms", ()))
 
@@ -76,6 +78,13 @@ class _Drawing:
         first = time.localtime(self._steps[0]["start_s"] + self._offset_s)
         last = time.localtime(self._steps[-1]["end_s"] + self._offset_s)
         return f"   {time.strftime('%Y-%m-%d %H:%M:%S', first)} to {time.strftime('%H:%M:%S %Z', last)}"
+
+    def _cut_off(self) -> Iterator[Text]:
+        if self._cut_off_s is not None:
+            when = self._clock(self._cut_off_s)
+            yield Text(
+                f"cut off{f' at {when}' if when else ''}: the service was killed; its journal tells no more", _WRONG
+            )
 
     def _clock(self, at_s: float) -> str:
         """Return a moment on the wall clock, "" for records that do not know it."""
@@ -105,7 +114,7 @@ class _Drawing:
         for one in prepared:
             yield from self._preparation(one, step)
         for call in step["calls"]:
-            for wrong in _troubles(call):
+            for wrong in _troubles(call, self._cut_off_s):
                 yield Text(f"    {_named(call)} {wrong}", style=_WRONG)
 
     def _step_title(self, step: Json) -> Text:
@@ -153,12 +162,14 @@ def _named(call: Json) -> str:
     return f"{call['resource']}.{call['tool']}" if call["tool"] else str(call["resource"])
 
 
-def _troubles(call: Json) -> Iterator[str]:
+def _troubles(call: Json, cut_off_s: float | None) -> Iterator[str]:
     if call["refusal"]:
         yield f"got no sandbox: {call['refusal']}"
     elif call["cold"]:
         yield "waited for a start that nothing had prepared"
-    if call["abandoned"]:
+    if call["abandoned"] and call["end_s"] == cut_off_s:
+        yield "was still going on"
+    elif call["abandoned"]:
         yield "was given up by its client"
     elif call["is_error"]:
         yield "answered with an error"

@@ -22,7 +22,7 @@ wait to execution and hides that the slower call had been waiting for its sandbo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from headstart.core.bets import BetKind, PredictorName
@@ -39,6 +39,8 @@ __all__ = [
     "Span",
     "Step",
     "tile",
+    "with_preparation",
+    "with_step",
 ]
 
 
@@ -219,6 +221,31 @@ class SessionSummary:
     wasted_cpu_s: float = 0.0
     wasted_byte_s: float = 0.0
     closed: bool = False
+
+
+def with_step(summary: SessionSummary, step: Step) -> SessionSummary:
+    """Return a session's numbers with one step more; its parts are summed by whoever keeps them."""
+    return replace(
+        summary,
+        last_s=max(summary.last_s, step.end_s),
+        steps=summary.steps + 1,
+        calls=summary.calls + len(step.calls),
+        cold_calls=summary.cold_calls + sum(call.cold for call in step.calls),
+        wall_s=summary.wall_s + step.wall_s,
+        waited_s=summary.waited_s + sum(call.waited_s for call in step.calls),
+    )
+
+
+def with_preparation(summary: SessionSummary, preparation: Preparation) -> SessionSummary:
+    """Return a session's numbers with one preparation more."""
+    kept = preparation.kind is BetKind.KEEP
+    return replace(
+        summary,
+        hidden_s=summary.hidden_s + (0.0 if kept else preparation.hidden_s),
+        kept_s=summary.kept_s + (preparation.hidden_s if kept else 0.0),
+        wasted_cpu_s=summary.wasted_cpu_s + preparation.wasted_cpu_s,
+        wasted_byte_s=summary.wasted_byte_s + preparation.wasted_byte_s,
+    )
 
 
 def tile(activities: Iterable[Activity], *, start_s: float, end_s: float) -> tuple[Span, ...]:

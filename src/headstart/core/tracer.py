@@ -37,6 +37,8 @@ from headstart.core.steps import (
     Span,
     Step,
     tile,
+    with_preparation,
+    with_step,
 )
 from headstart.core.stream import GenerationEnded, GenerationStarted
 from headstart.ids import CallId, GenerationId, PrincipalId, SandboxId, SessionId
@@ -370,17 +372,8 @@ class Tracer:
     def _add(self, preparation: Preparation) -> None:
         self._finished.append(preparation)
         session = None if preparation.session is None else self._sessions.get(preparation.session)
-        if session is None:
-            return
-        kept = preparation.kind is BetKind.KEEP
-        before = session.summary
-        session.summary = replace(
-            before,
-            hidden_s=before.hidden_s + (0.0 if kept else preparation.hidden_s),
-            kept_s=before.kept_s + (preparation.hidden_s if kept else 0.0),
-            wasted_cpu_s=before.wasted_cpu_s + preparation.wasted_cpu_s,
-            wasted_byte_s=before.wasted_byte_s + preparation.wasted_byte_s,
-        )
+        if session is not None:
+            session.summary = with_preparation(session.summary, preparation)
 
     def _settled(self, bet: BetId) -> None:
         """A bet ended, whoever's it was in the end: a closed session may be over with it."""
@@ -443,16 +436,7 @@ class Tracer:
         if session is None:
             self._finished.append(step)
             return
-        before = session.summary
-        session.summary = replace(
-            before,
-            last_s=max(before.last_s, step.end_s),
-            steps=before.steps + 1,
-            calls=before.calls + len(step.calls),
-            cold_calls=before.cold_calls + sum(call.cold for call in step.calls),
-            wall_s=before.wall_s + step.wall_s,
-            waited_s=before.waited_s + sum(call.waited_s for call in step.calls),
-        )
+        session.summary = with_step(session.summary, step)
         for span in step.tiles:
             session.parts[span.part] += span.seconds
         self._finished.append(replace(step, number=session.summary.steps))

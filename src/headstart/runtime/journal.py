@@ -10,6 +10,10 @@ last words) by a digest and a length; it tells what happened when, to which serv
 be read back, but decisions that were made *from* the text cannot be made again without
 it: exact replay is promised for `full` alone.
 
+What came of the events is in it as well: finished steps, preparations and summaries, which
+cannot be made again from digests, and at the very end that the run has ended. So the traces
+of a run that was killed can still be told (`runtime.recovery`); a replay passes over them.
+
 `append` never blocks and never touches the file: a queue takes the event, a writer task
 empties it in a thread, a while later: whoever waits for what the event decides comes first.
 The thread lets go of the interpreter every few lines, or a stream's next token would wait
@@ -36,6 +40,7 @@ import anyio.to_thread
 from headstart.core import events, stream
 from headstart.core.broker import Broker, BrokerPolicy
 from headstart.core.events import Event, Instruction
+from headstart.core.steps import Preparation, SessionSummary, Step
 from headstart.errors import HeadstartError
 from headstart.ids import IdSource, PrincipalId
 from headstart.runtime.codec import RecordCodec
@@ -47,6 +52,7 @@ __all__ = [
     "Journal",
     "JournalUnreadable",
     "decode",
+    "decode_header",
     "encode",
     "encode_redacted",
     "open_journal",
@@ -104,6 +110,11 @@ class Forgot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """The run was stopped in good order, and all its traces are in the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """What a run's broker was made from.
 
@@ -122,8 +133,10 @@ class Header:
     part: int = 1
 
 
-Entry = Event | LearnedBefore | Forgot
-"""All that goes into the broker."""
+Outcome = Step | Preparation | SessionSummary | RunEnded
+"""What came of a run's events."""
+Entry = Event | LearnedBefore | Forgot | Outcome
+"""All that went into the broker, and what came out in the end."""
 
 _HEADER = RecordCodec([Header])
 
@@ -148,6 +161,15 @@ def decode(line: bytes) -> Entry:
     if not isinstance(fields, dict):
         raise ValueError("not an event: no JSON object")  # noqa: TRY004 one kind of error for one kind of fault
     return cast("Entry", _ENTRIES.decode(cast("dict[str, Any]", fields)))
+
+
+def decode_header(line: bytes) -> Header:
+    """Return the header in a part's first line.
+
+    Raises:
+        ValueError, KeyError: There is none.
+    """
+    return cast("Header", _HEADER.decode(cast("dict[str, Any]", json.loads(line))[_HEADER_FIELD]))
 
 
 class Journal:
@@ -300,14 +322,14 @@ def replay(path: Path) -> Iterator[list[Instruction]]:
             if isinstance(record, Header):
                 header = record
                 broker = broker or _broker_for(record, path)
-            elif broker is not None:
+            elif broker is not None and not isinstance(record, Outcome):
                 yield _decide(broker, record)
         if header is None:
             return
         path = path.with_name(f"{header.boot}-{header.part + 1:04}.jsonl")
 
 
-def _decide(broker: Broker, entry: Entry) -> list[Instruction]:
+def _decide(broker: Broker, entry: Event | LearnedBefore | Forgot) -> list[Instruction]:
     match entry:
         case LearnedBefore():
             broker.import_learned(entry.principal, json.loads(entry.data))

@@ -1,6 +1,6 @@
 """What a service that has stopped left behind, read without one.
 
-The state file is only looked at: nothing is migrated, moved or written. A service that
+What one that was killed had open is told from its journal. The state file is only looked at: nothing is migrated, moved or written. A service that
 starts meanwhile is not disturbed, and SQLite keeps the two apart.
 """
 
@@ -11,8 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 from headstart.errors import HeadstartError
+from headstart.runtime.recovery import cut_off
 from headstart.runtime.store import FILE_NAME
-from headstart.runtime.traces import LAST, Trace, decode_trace
+from headstart.runtime.trace_record import Trace, decode_trace
+from headstart.runtime.traces import LAST
 
 __all__ = ["read_trace"]
 
@@ -26,6 +28,9 @@ def read_trace(state_dir: Path, session: str) -> Trace | None:
     path = state_dir / FILE_NAME
     if not path.exists():
         return None
+    killed = [trace for trace in cut_off(state_dir / "journal") if session in (LAST, trace.session)]
+    if killed:
+        return killed[-1]
     where, values = ("", ()) if session == LAST else ("WHERE session = ?", (session,))
     query = f"SELECT trace FROM traces {where} ORDER BY number DESC LIMIT 1"  # noqa: S608 no input in it
     try:

@@ -54,7 +54,7 @@ from headstart.runtime.driver import Driver
 from headstart.runtime.fleet import Fleet, Home, LiveSandbox
 from headstart.runtime.forms import FormParts, Forms, zygotes_possible
 from headstart.runtime.handshake import as_catalogue
-from headstart.runtime.journal import BootIds, Forgot, Header, Journal, LearnedBefore, open_journal
+from headstart.runtime.journal import BootIds, Forgot, Header, Journal, LearnedBefore, RunEnded, open_journal
 from headstart.runtime.launch import HostFacts
 from headstart.runtime.learning import Learner, SandboxLearning
 from headstart.runtime.policies import broker_policy
@@ -66,14 +66,16 @@ from headstart.runtime.sessions import Session, Sessions
 from headstart.runtime.statistics import SandboxStatus, ServerStatus, Statistics
 from headstart.runtime.store import Forgotten, Known, Store, open_store
 from headstart.runtime.tasks import open_tasks
-from headstart.runtime.traces import Trace, Traces
+from headstart.runtime.trace_record import Trace
+from headstart.runtime.traces import Traces
 from headstart.runtime.voices import Voices
 
 __all__ = ["Service"]
 
 DRAIN_TIMEOUT_S = 10.0
-HOUSEKEEPING_EVERY_S = 5.0
-RECHECK_EVERY = 12
+HOUSEKEEPING_EVERY_S = 1.0
+SAVE_EVERY = 5
+RECHECK_EVERY = 60
 """Turns of housekeeping between two looks at the files of zygotes."""
 
 _log = logging.getLogger(__name__)
@@ -134,7 +136,9 @@ class Service:
             clock=self._clock,
             report=self._driver.report,
         )
-        self._traces = Traces(self.broker, self._store, self._clock, choice_of=self._forms.choice)
+        self._traces = Traces(
+            self.broker, self._store, self._clock, choice_of=self._forms.choice, note=self._journal.append
+        )
         voices = Voices(
             sessions=self._sessions,
             servers=self._servers,
@@ -194,6 +198,7 @@ class Service:
         self._tasks.start_soon(self._driver.run_timer, name="timer")
         self._tasks.start_soon(self._forms.run, name="forms")
         self._tasks.start_soon(self._keep_house, name="housekeeping")
+        self._tasks.start_soon(self._traces.recover, self._settings.state_dir / "journal", parts.header.boot)
         if not self._settings.service.keys:
             self._introduce(LOCAL_PRINCIPAL)  # everybody's: zygotes and reserved sets need not wait for a client
 
@@ -401,13 +406,15 @@ class Service:
             _log.warning("%d sandboxes were still stopping after %g s and are killed", len(self._fleet), timeout_s)
 
         self._traces.save_open()
+        self._journal.append(RunEnded())
         self._save_learned()
 
     async def _keep_house(self) -> None:
         for turn in itertools.count(1):
             await anyio.sleep(HOUSEKEEPING_EVERY_S)
             self._traces.collect()
-            self._save_learned()
+            if turn % SAVE_EVERY == 0:
+                self._save_learned()
             if turn % RECHECK_EVERY == 0:
                 await self._forms.recheck()
 

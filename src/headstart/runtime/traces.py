@@ -1,25 +1,30 @@
-"""Finished steps, preparations and summaries, by session: open ones in memory, ended ones in the store."""
+"""Finished steps, preparations and summaries, by session: open ones in memory, ended ones in the store.
+
+All of them are noted in the journal as well, so that those of a run that is killed are not lost.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
 
 from headstart.clock import Clock
-from headstart.core.events import PrepareForm
 from headstart.core.steps import Preparation, SessionSummary, Step
 from headstart.core.tracer import Finished
 from headstart.ids import PrincipalId, ResourceId, SessionId
-from headstart.runtime.codec import RecordCodec
+from headstart.runtime.recovery import cut_off
 from headstart.runtime.store import FormChoice, Store
+from headstart.runtime.trace_record import MOST_STEPS, StartsFrom, Trace, decode_trace, encode_trace
 
-__all__ = ["LAST", "StartsFrom", "Trace", "TraceSource", "Traces", "decode_trace"]
+__all__ = ["LAST", "TraceSource", "Traces"]
 
 LAST = "last"
-MOST_STEPS = 1_000
 MOST_SESSIONS = 2_000
 
 ChoiceOf = Callable[[PrincipalId, ResourceId], FormChoice | None]
@@ -33,38 +38,6 @@ class TraceSource(Protocol):
     def summary(self, session: SessionId) -> SessionSummary | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartsFrom:
-    """From what a server of the session starts, and why; as it was when the trace was taken."""
-
-    server: ResourceId
-    form: PrepareForm
-    reason: str
-
-
-_CODEC = RecordCodec([Step, Preparation, SessionSummary, StartsFrom])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A session as time.
-
-    Attributes:
-        steps: The newest `MOST_STEPS`, oldest first.
-        summary: Of all its steps.
-        wall_offset_s: What a time in it has to be added to, to be one on the wall clock;
-            None in records of before it was noted.
-        forms: Of each server that it called or that was prepared for it, in that order.
-    """
-
-    session: SessionId
-    summary: SessionSummary
-    steps: tuple[Step, ...]
-    preparations: tuple[Preparation, ...]
-    wall_offset_s: float | None = None
-    forms: tuple[StartsFrom, ...] = ()
-
-
 @dataclass(slots=True)
 class _Open:
     steps: deque[Step] = field(default_factory=lambda: deque[Step](maxlen=MOST_STEPS))
@@ -72,10 +45,20 @@ class _Open:
 
 
 class Traces:
-    """Collects what the broker has finished; what no session owns is left out."""
+    """Collects what the broker has finished, and gives it to `note`; what no session owns is left out."""
 
-    def __init__(self, source: TraceSource, store: Store, clock: Clock, *, choice_of: ChoiceOf) -> None:
+    def __init__(
+        self,
+        source: TraceSource,
+        store: Store,
+        clock: Clock,
+        *,
+        choice_of: ChoiceOf,
+        note: Callable[[Finished], None],
+    ) -> None:
         self._source = source
+        self._note = note
+        self._recovered = anyio.Event()
         self._store = store
         self._clock = clock
         self._choice_of = choice_of
@@ -88,6 +71,7 @@ class Traces:
         for one in self._source.take_finished():
             if one.session is None:
                 continue
+            self._note(one)
             match one:
                 case Step():
                     self._of(one.session).steps.append(one)
@@ -98,6 +82,14 @@ class Traces:
                     if one.closed:
                         self._save(one)
 
+    async def recover(self, journals: Path, but: str) -> None:
+        """Take over what a run that was killed had open; `but` is this run's name."""
+        try:
+            for trace in await anyio.to_thread.run_sync(lambda: cut_off(journals, but=but)):
+                self._store.save_trace(trace.session, trace.summary.principal, encode_trace(trace))
+        finally:
+            self._recovered.set()
+
     async def find(self, name: str) -> Trace | None:
         """Return the trace of a session, or of the newest with `last`; None if there is none."""
         self.collect()
@@ -105,6 +97,7 @@ class Traces:
         summary = self._source.summary(session) if session is not None and session in self._open else None
         if session is not None and summary is not None:
             return self._trace(session, summary)
+        await self._recovered.wait()
         found = await self._store.traces(session)
         return decode_trace(found[0]) if found else None
 
@@ -134,7 +127,7 @@ class Traces:
         trace = self._trace(summary.session, summary)
         self._open.pop(summary.session, None)
         if trace.steps or trace.preparations:
-            self._store.save_trace(summary.session, summary.principal, _encode(trace))
+            self._store.save_trace(summary.session, summary.principal, encode_trace(trace))
 
     def _trace(self, session: SessionId, summary: SessionSummary) -> Trace:
         held = self._open.get(session) or _Open()
@@ -153,34 +146,3 @@ class Traces:
             choice = self._choice_of(principal, server)
             if choice is not None:
                 yield StartsFrom(server=server, form=choice.form, reason=choice.reason)
-
-
-def _encode(trace: Trace) -> str:
-    return json.dumps(
-        {
-            "session": trace.session,
-            "summary": _CODEC.encode(trace.summary),
-            "steps": [_CODEC.encode(step) for step in trace.steps],
-            "preparations": [_CODEC.encode(one) for one in trace.preparations],
-            "wall_offset_s": trace.wall_offset_s,
-            "forms": [_CODEC.encode(one) for one in trace.forms],
-        },
-        separators=(",", ":"),
-    )
-
-
-def decode_trace(text: str) -> Trace:
-    """Return the trace that was saved as this text.
-
-    Raises:
-        ValueError, KeyError: It is none.
-    """
-    fields = cast("dict[str, Any]", json.loads(text))
-    return Trace(
-        session=fields["session"],
-        summary=cast("SessionSummary", _CODEC.decode(fields["summary"])),
-        steps=tuple(cast("Step", _CODEC.decode(one)) for one in fields["steps"]),
-        preparations=tuple(cast("Preparation", _CODEC.decode(one)) for one in fields["preparations"]),
-        wall_offset_s=fields.get("wall_offset_s"),
-        forms=tuple(cast("StartsFrom", _CODEC.decode(one)) for one in fields.get("forms", ())),
-    )
