@@ -30,9 +30,10 @@ from headstart.backends.contract import (
 )
 from headstart.backends.forked import ForkedSandbox, Nest, open_nest
 from headstart.backends.local import layout, metadata_block
-from headstart.backends.local.cgroups import Groups, find_places
+from headstart.backends.local.cgroups import Groups
 from headstart.backends.local.fork_group import ForkGroup
 from headstart.backends.local.guest import confine
+from headstart.backends.local.guest.places import find_places
 from headstart.backends.local.seccomp import SeccompProfile, build_filter
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.client import SpawnerClient, Started, open_spawner
@@ -288,7 +289,7 @@ async def open_local_backend(state_dir: Path, *, own_ports: Collection[int] = ()
     places = find_places()
     settings: dict[str, Any] = {
         "base": str(state_dir / "local"),
-        "cgroups": [str(place.folder) for place in places],
+        "cgroups": [place.as_told_to_spawner() for place in places],
         "privileged": os.geteuid() == 0,
     }
     async with open_spawner(_KIND, settings) as client:

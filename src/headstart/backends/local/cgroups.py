@@ -1,26 +1,23 @@
-"""Control groups: where this service may make its own, and what it writes and reads there.
+"""Control groups: what the service writes and reads in those of a run.
 
-Version 1 has one hierarchy per controller, version 2 one for all; a machine may mount
-both (then version 2 has no controllers, but can still hold programs that filter by
-group, see `metadata_block`). A *place* is a folder below which our groups go, with the
-controllers that work there. Whoever may not make groups at all gets no places.
+A run has a group in each *place* (see `guest.places`), and its sandboxes have theirs below
+it. Whoever may not make groups at all has no places.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from headstart.backends.contract import Limits
+from headstart.backends.local.guest.places import Place, offered
 from headstart.backends.spawner.guest.processes import descendants
 from headstart.backends.spawner.guest.runs import remove_cgroup
 
-__all__ = ["GroupSetting", "Groups", "Place", "find_places"]
+__all__ = ["GroupSetting", "Groups"]
 
-_WANTED = frozenset({"memory", "pids", "cpu", "cpuacct"})
 _PERIOD_US = 100_000
 _ROUNDS = 50
 _FULL_SHARES, _BACKGROUND_SHARES = 1024, 256
@@ -31,113 +28,22 @@ GroupSetting = tuple[str, str, str]
 """The run's group (a folder), a file in the sandbox's group below it, and what to write there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A folder in which groups of ours may be made."""
-
-    folder: Path
-    version: int
-    controllers: frozenset[str]
-
-
-def find_places() -> tuple[Place, ...]:
-    """Return where this user may make groups; empty if nowhere."""
-    own = _own_groups()
-    places: dict[str, Place] = {}  # by hierarchy: one may be mounted several times
-    for mount in _mounted():
-        if mount.hierarchy not in places and (place := _place_in(mount, own)):
-            places[mount.hierarchy] = place
-    return tuple(places.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mount:
-    hierarchy: str
-    root: str
-    point: Path
-    kind: str
-    options: frozenset[str]
-
-
-def _mounted() -> Iterable[_Mount]:
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        fields, (kind, _, options) = before.split(), after.split()
-        if kind in {"cgroup", "cgroup2"}:
-            yield _Mount(
-                hierarchy=fields[2],
-                root=fields[3],
-                point=Path(fields[4]),
-                kind=kind,
-                options=frozenset(options.split(",")),
-            )
-
-
-def _place_in(mount: _Mount, own: dict[str, str]) -> Place | None:
-    if mount.kind == "cgroup2":
-        return _unified_place(mount, own.get("", "/"))
-    controllers = _WANTED & mount.options
-    path = next((own[name] for name in own if controllers & set(name.split(","))), "/")
-    folder = _below(mount, path)
-    if controllers and os.access(folder, os.W_OK):
-        return Place(folder=folder, version=1, controllers=controllers)
-    return None
-
-
-def _own_groups() -> dict[str, str]:
-    """Controllers (comma-separated, "" for version 2) → this process's group."""
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    return {names: path for _, names, path in (line.split(":", 2) for line in lines)}
-
-
-def _below(mount: _Mount, path: str) -> Path:
-    if path.startswith(mount.root) and mount.root != "/":
-        path = path[len(mount.root) :]
-    return mount.point / path.lstrip("/")
-
-
-def _unified_place(mount: _Mount, path: str) -> Place | None:
-    """Find the lowest group from ours upwards that lets us make groups with controllers below it.
-
-    A group that holds processes cannot hand controllers down, so it is usually an ancestor
-    (root: any; others: what systemd delegated to the user).
-    """
-    own = _below(mount, path)
-    bare: Place | None = None
-    for folder in (own, *own.parents):
-        if not folder.is_relative_to(mount.point) or not _may_attach(folder):
-            break
-        controllers = _WANTED & set(_read(folder / "cgroup.subtree_control").split())
-        place = Place(folder=folder, version=2, controllers=frozenset(controllers))
-        if controllers:
-            return place
-        bare = place
-    return bare
-
-
-def _may_attach(folder: Path) -> bool:
-    return os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
 class Groups:
-    """The groups of one run: `folders[i]` is in `places[i]`."""
+    """The groups of one run: `folders[i]` is in `places[i]`.
+
+    Attributes:
+        controllers: Those that the groups of sandboxes really have.
+    """
 
     def __init__(self, places: tuple[Place, ...], folders: list[str]) -> None:
-        self._at = list(zip(places, folders, strict=True))
-        self.controllers = frozenset[str]().union(*(place.controllers for place in places))
+        self._at = [(_as_made(place, folder), folder) for place, folder in zip(places, folders, strict=True)]
+        self.controllers = frozenset[str]().union(*(place.controllers for place, _ in self._at))
 
     def settings(self, limits: Limits, *, background: bool) -> list[GroupSetting]:
         """Return what to write for a sandbox with these limits."""
         chosen: list[GroupSetting] = []
         for place, folder in self._at:
-            chosen.extend((folder, name, value) for name, value in _limit_files(place, limits))
+            chosen.extend((folder, name, value) for name, value in _limit_files(place, limits) if _exists(folder, name))
             chosen.extend((folder, name, value) for name, value in _share_files(place, background=background))
         return chosen
 
@@ -236,6 +142,11 @@ class Groups:
         return max((sum(name.startswith(prefix) for name in names) for names in listed), default=0)
 
 
+def _as_made(place: Place, folder: str) -> Place:
+    """Believe what the kernel says about the run's group rather than what was hoped for."""
+    return place if place.version == 1 else replace(place, controllers=offered(folder))
+
+
 def _limit_files(place: Place, limits: Limits) -> Iterable[tuple[str, str]]:
     if "memory" in place.controllers and limits.memory_bytes is not None:
         if place.version == 2:
@@ -253,12 +164,24 @@ def _limit_files(place: Place, limits: Limits) -> Iterable[tuple[str, str]]:
             yield "cpu.cfs_quota_us", str(quota_us)
 
 
+def _exists(folder: str, name: str) -> bool:
+    """A kernel that accounts for no swap (`swapaccount=0`) has no file that could limit it."""
+    return name != "memory.swap.max" or Path(folder, name).exists()
+
+
 def _share_files(place: Place, *, background: bool) -> Iterable[tuple[str, str]]:
     if "cpu" in place.controllers:
         if place.version == 2:
             yield "cpu.weight", str(_BACKGROUND_WEIGHT if background else _FULL_WEIGHT)
         else:
             yield "cpu.shares", str(_BACKGROUND_SHARES if background else _FULL_SHARES)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _number(path: Path) -> int:

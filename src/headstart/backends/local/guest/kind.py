@@ -59,8 +59,8 @@ class LocalKind:
     """Templates, parked processes and control groups of one spawner.
 
     Args:
-        settings: `base` (folder for runs), `cgroups` (list of folders in which to make the
-            run's own group; may be empty), `privileged` (whether we are root).
+        settings: `base` (folder for runs), `cgroups` (places for the run's own groups, see
+            `runs.make_groups`; may be empty), `privileged` (whether we are root).
         service: A descriptor that hangs up when the service is gone.
     """
 
@@ -72,7 +72,7 @@ class LocalKind:
         self._staging = self._run.path + "/staging"
         os.mkdir(self._staging, 0o700)
         self._privileged: bool = settings["privileged"]
-        self._groups = self._make_groups(settings["cgroups"])
+        self._groups = runs.make_groups(self._run, settings["cgroups"], prefix=_GROUP_PREFIX)
         if self._privileged:
             self._userns = userns.make(userns.map_shift(), userns.map_shift())
         else:
@@ -89,14 +89,6 @@ class LocalKind:
         self._doomed: dict[int, str] = {}  # init that has ended → its group, which is to be removed
         self._made_groups = 0
         self.facts: dict[str, Any] = {"run": self._run.path, "cgroups": self._groups}
-
-    def _make_groups(self, parents: list[str]) -> list[str]:
-        for parent in parents:
-            runs.sweep_cgroups(parent, _GROUP_PREFIX)
-        groups = [f"{parent}/{_GROUP_PREFIX}{self._run.name}" for parent in parents]
-        for group in groups:
-            self._run.make_cgroup(group)
-        return groups
 
     # ------------------------------------------------------------ templates
 
@@ -200,8 +192,6 @@ class LocalKind:
         for base in self._groups:
             os.mkdir(f"{base}/{group}", 0o755)
             _write(f"{base}/{group}/cgroup.procs", "0")
-        if self._groups:
-            syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         if self._privileged:
             private.bring_up_loopback()
 
@@ -224,6 +214,10 @@ class LocalKind:
     def _confine(self, order: dict[str, Any], mounts: int, group: str) -> None:
         for base, name, value in order["group_settings"]:
             _write(f"{base}/{group}/{name}", value)
+        if (
+            self._groups
+        ):  # not before: from inside, the limits of a namespace's own group cannot be written (nsdelegate)
+            syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         self._choose_network(order["network"])
         syscalls.setns(mounts, syscalls.CLONE_NEWNS)
         syscalls.unshare(syscalls.CLONE_NEWNS)

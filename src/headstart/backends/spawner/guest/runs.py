@@ -20,8 +20,9 @@ import os
 import shutil
 import signal
 import time
+from typing import Any
 
-__all__ = ["Run", "remove_cgroup", "remove_tree", "remove_trees", "sweep_cgroups"]
+__all__ = ["Run", "make_groups", "remove_cgroup", "remove_tree", "remove_trees", "sweep_cgroups"]
 
 _PREFIX = "run-"
 _TRIES, _PAUSE_S = 1000, 0.01
@@ -67,6 +68,39 @@ class Run:
         _remove_run(self.path)
         for held in (*self._held_groups, self._lock):
             os.close(held)
+
+
+def make_groups(run: Run, places: list[dict[str, Any]], *, prefix: str) -> list[str]:
+    """Make the run's own control group in every place, after removing what dead runs left there.
+
+    Args:
+        run: Whose groups these are; they are removed with it.
+        places: Each with `folder`, and the controllers that groups below ours are to get (`hand_down`).
+        prefix: Begins the name of every run's group.
+
+    Returns:
+        The folder of the group in each place.
+    """
+    for place in places:
+        sweep_cgroups(place["folder"], prefix)
+    groups: list[str] = []
+    for place in places:
+        group = f"{place['folder']}/{prefix}{run.name}"
+        _hand_down(place["folder"], place["hand_down"])
+        run.make_cgroup(group)
+        _hand_down(group, place["hand_down"])
+        groups.append(group)
+    return groups
+
+
+def _hand_down(group: str, controllers: list[str]) -> None:
+    """Let the groups below a group have controllers; which it refuses, the service sees for itself."""
+    for controller in controllers:
+        try:
+            with open(group + "/cgroup.subtree_control", "w") as handed_down:
+                handed_down.write("+" + controller)
+        except OSError:
+            pass  # nobody may, or processes of the group itself are in the way
 
 
 def _lock_soon(descriptor: int, what: str) -> None:
