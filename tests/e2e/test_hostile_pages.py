@@ -22,6 +22,7 @@ MODEL_KEY = "sk-model-5d0c1f6f"
 SERVER_SECRET = "env-9a7be1f2"
 CLIENT_TOKEN = "bearer-77fe0c1d"
 REMOTE_TOKEN = "remote-1c9de8aa"
+REMOTE_URL_KEY = "url-40b7ce15"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, model: str) -> Generator[Run
         {
             "good": scripted("good", env={"API_TOKEN": SERVER_SECRET}),
             "away": {
-                "url": "http://127.0.0.1:9/mcp",
+                "url": f"http://127.0.0.1:9/mcp?apiKey={REMOTE_URL_KEY}",
                 "headers": {"Authorization": f"Bearer {REMOTE_TOKEN}"},
             },
         },
@@ -128,7 +129,7 @@ def test_no_credential_is_written_into_any_file_or_log(keyed: Running, recording
         client.request("tools/list")
         anyio.run(ask_model)
         assert client.call("good__echo", text="twelve boats")[1] is False
-        client.call("away__anything")
+        assert REMOTE_URL_KEY not in client.call("away__anything")[0]
         steps = keyed.trace(session)["steps"]
     assert steps[0]["generation"]
     assert steps[0]["calls"]  # a key's named session is the same one for the model and for the tools
@@ -137,6 +138,6 @@ def test_no_credential_is_written_into_any_file_or_log(keyed: Running, recording
     assert not (keyed.place.state / "service.json").exists()
     files = [path for path in keyed.place.state.rglob("*") if path.is_file()]
     assert any(path.parent.name == "journal" and b"twelve boats" in path.read_bytes() for path in files), files
-    for secret in (KEY, MODEL_KEY, SERVER_SECRET, CLIENT_TOKEN, REMOTE_TOKEN, keyed.token):
+    for secret in (KEY, MODEL_KEY, SERVER_SECRET, CLIENT_TOKEN, REMOTE_TOKEN, REMOTE_URL_KEY, keyed.token):
         for path in (*files, keyed.place.log):
             assert secret.encode() not in path.read_bytes(), f"{secret} is in {path}"

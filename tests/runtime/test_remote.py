@@ -32,6 +32,7 @@ class Guard:
         self._app = app
         self._token = token
         self.seen: list[tuple[str, dict[str, str]]] = []
+        self.raw: list[list[tuple[bytes, bytes]]] = []
         self.forget_sessions = False
         self.deleted = anyio.Event()
 
@@ -39,6 +40,7 @@ class Guard:
         if scope["type"] == "http":
             headers = {name.decode(): value.decode() for name, value in scope["headers"]}
             self.seen.append((scope["method"], headers))
+            self.raw.append(scope["headers"])
             if scope["method"] == "DELETE":
                 self.deleted.set()
             if self._token is not None and headers.get("authorization") != f"Bearer {self._token}":
@@ -129,6 +131,29 @@ async def test_headers_of_the_config_and_of_the_client_go_to_the_server(open_ser
     assert {headers.get("mcp-protocol-version") for method, headers in guard.seen[1:] if method == "POST"} == {
         "2025-11-25"
     }
+
+
+async def test_a_header_that_both_give_is_sent_once_and_the_clients_wins_while_it_gives_it(
+    open_service: OpenService,
+) -> None:
+    server = {"headers": {"Authorization": "Bearer config"}}
+    async with remote() as (url, guard), open_service(settings(url, **server)) as service:
+        await ask(service, passthrough_headers={"Authorization": "Bearer client"}, credentials="digest")
+        await ask(service)
+    calls = [headers for (method, _), headers in zip(guard.seen, guard.raw, strict=True) if method == "POST"]
+    sent = [[value for name, value in headers if name == b"authorization"] for headers in calls]
+    assert [b"Bearer client"] in sent
+    assert sent[-1] == [b"Bearer config"]
+    assert all(len(values) == 1 for values in sent)
+
+
+async def test_what_may_be_a_credential_in_a_url_is_not_told(open_service: OpenService) -> None:
+    async with open_service(settings("http://me:hush@127.0.0.1:9/mcp?apiKey=hush")) as service:
+        with pytest.raises(CatalogueUnavailable, match=r"far: http://127.0.0.1:9/mcp: ") as listing:
+            await service.catalogue(FAR, scope())
+        with pytest.raises(ServerUnavailable, match=r"far: http://127.0.0.1:9/mcp: ") as calling:
+            await ask(service)
+    assert "hush" not in f"{listing.value} {listing.value.hint} {calling.value} {calling.value.hint}"
 
 
 async def test_a_challenge_reaches_the_client_as_it_is(open_service: OpenService) -> None:

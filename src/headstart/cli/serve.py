@@ -34,9 +34,9 @@ def serve(
     from headstart.config.load import check_port_safety
     from headstart.errors import ConfigError
 
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if verbose:  # of ours alone: what HTTP libraries tell has URLs in it, and URLs have credentials in them
+        logging.getLogger("headstart").setLevel(logging.INFO)
     settings = read_settings(config, state_dir, mcp_files=tuple(mcp or ()))
     changed = {name: value for name, value in {"host": host, "port": port}.items() if value is not None}
     settings = replace(settings, service=replace(settings.service, **changed))

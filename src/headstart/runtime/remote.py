@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
+from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import httpx2
@@ -69,8 +70,9 @@ class RemoteConnection:
         self._stateless = stateless
         self._owner = owner
         self._clock = clock
+        self._configured = httpx2.Headers(dict(server.headers))
         self._client = httpx2.AsyncClient(
-            headers={**server.headers, **headers},
+            headers=self._own_headers(headers),
             timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=None),
             event_hooks={"response": [self._look_for_denial]},
         )
@@ -89,8 +91,14 @@ class RemoteConnection:
         return self._stop.is_set()
 
     def use_headers(self, headers: Mapping[str, str]) -> None:
-        """Send these from now on: a client's credentials are renewed while it lives."""
-        self._client.headers.update(headers)
+        """Send these from now on beside the config's own: a client's credentials are renewed while it lives."""
+        self._client.headers = self._own_headers(headers)
+
+    def _own_headers(self, headers: Mapping[str, str]) -> httpx2.Headers:
+        """Return the connection's headers; of one name, in whatever case, there is one, and the client's wins."""
+        own = httpx2.Headers(self._configured)
+        own.update(headers)
+        return own
 
     def stop(self) -> None:
         """End the conversation; the remote session is ended too (DELETE), bounded."""
@@ -232,14 +240,14 @@ class RemoteConnection:
         if self._denial is None:
             return None
         return UnauthorizedUpstream(
-            f"{self._server.name}: {self._server.url} answered {self._denial.status}",
+            f"{self._server.name}: {_shown(self._server.url)} answered {self._denial.status}",
             status=self._denial.status,
             challenge=self._denial.challenge,
         )
 
     def _unreachable(self, reason: str) -> ServerUnavailable:
         return ServerUnavailable(
-            f"{self._server.name}: {self._server.url}: {reason}",
+            f"{self._server.name}: {_shown(self._server.url)}: {reason}",
             server=self._server.name,
             hint=f"check that the server is up and mcpServers.{self._server.name}.url is right",
         )
@@ -257,6 +265,16 @@ async def _open_peer(
                 yield peer, queue, tasks
             finally:
                 peer.close()
+
+
+def _shown(url: str | None) -> str:
+    """Return as much of a URL as people and models may read: user information and query often are credentials.
+
+    >>> _shown("https://me:secret@far.example:8443/mcp?apiKey=secret")
+    'https://far.example:8443/mcp'
+    """
+    parts = urlsplit(url or "")
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _first(exc: BaseException) -> str:
