@@ -92,7 +92,7 @@ async def _kernel() -> tuple[Probe, ...]:
             name="kernel",
             status=ProbeStatus.OK if recent else ProbeStatus.WEAK,
             found=f"Linux {release}, {machine}, {os.cpu_count()} CPUs, {'root' if os.geteuid() == 0 else 'no root'}",
-            cure=None if recent else "use Linux 5.19 or newer for id-mapped roots under overlays",
+            cure=None if recent else "use Linux 5.19 or newer for overlays over id-mapped folders",
         ),
     )
 

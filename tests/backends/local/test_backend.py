@@ -278,7 +278,7 @@ async def test_a_folder_that_cannot_be_an_overlay_is_read_only_and_told_as_weake
         sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
         assert await output(sandbox, "cat /shown") == "here"
         assert (await sandbox.run(shell("echo > /shown"))).status.code != 0
-        assert caplog.messages[0].startswith("/shown: sandboxes cannot write there (no overlay: ")
+        assert caplog.messages[0].startswith("/shown shows read-only; no overlay can be laid on it (")
         assert caplog.messages[0] in backend.capabilities.weaker
         await sandbox.aclose()
         await prepared.aclose()

@@ -101,7 +101,8 @@ def _can_overlay(root: str, target: str, plan: dict[str, Any], notes: list[str])
         overlay(root + target, root + EMPTY, trial + "/layers", owner=None)
         syscalls.umount(root + EMPTY)
     except OSError as error:
-        notes.append(f"{target}: sandboxes cannot write there (no overlay: {error.strerror})")
+        cure = "move it to another file system, or use a newer kernel"
+        notes.append(f"{target} shows read-only; no overlay can be laid on it ({error.strerror}): {cure}")
         return False
     finally:
         shutil.rmtree(trial)
@@ -221,7 +222,9 @@ def _map_ids(mount: int, bind: dict[str, Any], maps: _IdMaps, notes: list[str]) 
         syscalls.mount_setattr(mount, syscalls.MOUNT_ATTR_IDMAP, userns=namespace)
     except OSError as error:  # not every file system can; then only what is world-readable shows
         if bind["owned"]:  # of the system's folders, nothing else shows anyway
-            notes.append(
-                "{}: ids cannot be mapped ({}): only what everybody may read shows there;"
-                " move it to another file system".format(bind["source"], error.strerror)
-            )
+            less = {
+                "overlay": "only what everybody may read shows there, only its top folder is writable",
+                "rw": "only what everybody may read shows there, only what everybody may write is writable",
+            }.get(bind["mode"], "only what everybody may read shows there")
+            cure = "move it to another file system"
+            notes.append("{}: ids cannot be mapped ({}); {}: {}".format(bind["source"], error.strerror, less, cure))
