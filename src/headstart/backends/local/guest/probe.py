@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from headstart.backends.local.guest import places
 from headstart.backends.spawner.guest import syscalls
 
 __all__ = ["main"]
@@ -34,8 +35,8 @@ CGROUP_NAME = "headstart-probe"
 SCRATCH = "/tmp"  # only as a place to mount over, in a namespace of our own
 
 Finding = tuple[str, str, str | None]  # status, found, cure (None where there is nothing to do)
-Hierarchy = tuple[str, list[str], str]  # version, controllers, our own group's directory
 OK, WEAK, MISSING = "ok", "weak", "missing"
+_LIMITING = ("cpu", "memory", "pids")
 
 _NR_USERFAULTFD = {"x86_64": 323, "aarch64": 282}.get(platform.machine(), -1)
 _NR_LANDLOCK_CREATE_RULESET = 444
@@ -163,22 +164,26 @@ def userfaultfd() -> Finding:
 
 
 def control_groups() -> Finding:
-    hierarchies = _cgroup_hierarchies()
-    if not hierarchies:
+    kinds = _cgroup_versions()
+    if not kinds:
         return MISSING, "none mounted", "mount -t cgroup2 none /sys/fs/cgroup"
-    usable: dict[str, str] = {}
-    for kind, controllers, path in hierarchies:
-        if _can_make_group(path):
-            usable.update((controller, kind) for controller in _wanted(kind, controllers, path))
-    told = ", ".join(f"{controller} ({kind})" for controller, kind in sorted(usable.items())) or "none"
-    present = " and ".join(sorted({kind for kind, _, _ in hierarchies}))
-    lacking = [name for name in ("cpu", "memory", "pids") if name not in usable]
+    usable = {
+        name: place.version for place in places.find_places() if _can_make_group(place) for name in place.controllers
+    }
+    told = ", ".join(f"{name} (v{usable[name]})" for name in _LIMITING if name in usable) or "none"
+    present = " and ".join(kinds)
+    lacking = [name for name in _LIMITING if name not in usable]
     if not lacking:
         return OK, f"{present}; usable: {told}", None
-    cure = "run as root" if os.geteuid() != 0 else "boot with systemd.unified_cgroup_hierarchy=1"
-    if os.geteuid() != 0 and any(kind == "v2" for kind, _, _ in hierarchies):
-        cure = "systemd-run --user --scope -p Delegate=yes headstart serve"
+    cure = _cure_for_control_groups(kinds)
     return WEAK if usable else MISSING, f"{present}; usable: {told}; not: {', '.join(lacking)}", cure
+
+
+def _cure_for_control_groups(kinds: list[str]) -> str:
+    if "v2" in kinds and os.path.isdir("/run/systemd/system"):
+        whose = "" if os.geteuid() == 0 else "--user "
+        return f"systemd-run {whose}--scope -p Delegate=yes headstart serve"
+    return "boot with systemd.unified_cgroup_hierarchy=1" if os.geteuid() == 0 else "run as root"
 
 
 def inotify() -> Finding:
@@ -209,8 +214,8 @@ def main() -> None:
     """Run all trials at once and print what they found."""
     running = {name: _fork_trial(trial) for name, trial in TRIALS.items()}
     found = {name: _finding(pid, pipe) for name, (pid, pipe) in running.items()}
-    for _, _, path in _cgroup_hierarchies():
-        _remove_group(path)
+    for place in places.find_places():
+        _remove_group(place)
     json.dump(found, sys.stdout)
 
 
@@ -347,48 +352,25 @@ def _filesystem_of(path: str) -> str:
 # ---------------------------------------------------------------- control groups
 
 
-def _cgroup_hierarchies() -> list[Hierarchy]:
-    """Return version, controllers and our own group's directory for each mounted hierarchy."""
-    own: dict[str, str] = {}
-    for line in _read("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        own[controllers] = path
-    found: list[Hierarchy] = []
-    for fields in _mounts():
-        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
-        if kind == "cgroup2":
-            path = fields[4] + own.get("", "/")
-            found.append(("v2", _read_or_empty(path + "/cgroup.controllers").split(), path))
-        elif kind == "cgroup":
-            for controllers, path in own.items():
-                if controllers and set(controllers.split(",")) <= set(options):
-                    found.append(("v1", controllers.split(","), fields[4] + path))
-    return [entry for entry in found if os.path.isdir(entry[2])]
+def _cgroup_versions() -> list[str]:
+    kinds = {fields[fields.index("-") + 1] for fields in _mounts()}
+    return [version for version, kind in (("v1", "cgroup"), ("v2", "cgroup2")) if kind in kinds]
 
 
-def _wanted(kind: str, controllers: list[str], path: str) -> list[str]:
-    """Return those of the wanted controllers that a new group would really have."""
-    wanted = [name for name in ("cpu", "memory", "pids") if name in controllers]
-    if kind == "v2" and not os.access(path + "/cgroup.subtree_control", os.W_OK):
-        given = _read_or_empty(path + "/cgroup.subtree_control").split()
-        return [name for name in wanted if name in given]
-    return wanted
-
-
-def _can_make_group(path: str) -> bool:
+def _can_make_group(place: places.Place) -> bool:
     try:
-        os.mkdir(f"{path}/{CGROUP_NAME}")
+        os.mkdir(f"{place.folder}/{CGROUP_NAME}")
     except FileExistsError:
         return True
     except OSError:
         return False
-    _remove_group(path)
+    _remove_group(place)
     return True
 
 
-def _remove_group(path: str) -> None:
+def _remove_group(place: places.Place) -> None:
     try:
-        os.rmdir(f"{path}/{CGROUP_NAME}")
+        os.rmdir(f"{place.folder}/{CGROUP_NAME}")
     except OSError:
         pass  # it was never made
 
@@ -407,13 +389,6 @@ def _is_virtual() -> bool:
 def _read(path: str) -> str:
     with open(path) as file:
         return file.read().strip()
-
-
-def _read_or_empty(path: str) -> str:
-    try:
-        return _read(path)
-    except OSError:
-        return ""
 
 
 def _write(path: str, text: str) -> None:
