@@ -214,9 +214,7 @@ class LocalKind:
     def _confine(self, order: dict[str, Any], mounts: int, group: str) -> None:
         for base, name, value in order["group_settings"]:
             _write(f"{base}/{group}/{name}", value)
-        if (
-            self._groups
-        ):  # not before: from inside, the limits of a namespace's own group cannot be written (nsdelegate)
+        if self._groups:  # from inside of it, nsdelegate refuses to set the limits above
             syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         self._choose_network(order["network"])
         syscalls.setns(mounts, syscalls.CLONE_NEWNS)
