@@ -46,11 +46,12 @@ def enter(plan: dict[str, Any]) -> None:
 
             `control_fd` (int): socket to the runtime; `enter` hands it to PID 1.
             `hostname` (str): name in the new UTS namespace.
-            `home` (str): absolute path of the private home.
+            `private` (dict of str to int): folders that are this sandbox's own, the home among
+            them, and their modes.
             `network` (str): `"none"` or `"host"`.
             `scratch_bytes`, `scratch_inodes` (int or None): size of the private tmpfs.
-            `overlays` (list of str): declared paths that are writable here, and whose
-            changes go with this sandbox.
+            `overlays` (list of str): folders that are writable here, and whose changes go with
+            this sandbox; `plain` (bool): whether they show as they are at `private.PLAIN`.
             `covered` (list of str): mounts below a private folder or an overlay, which stay
             visible.
             `seccomp` (str): base64 of a BPF program, `""` for none.
