@@ -247,3 +247,13 @@ def test_a_whole_response_is_read_when_it_is_whole_and_not_when_its_exchange_end
 def test_a_response_without_a_choice_is_unreadable(response: object) -> None:
     with pytest.raises(Unreadable):
         whole(response)
+
+
+def test_a_response_that_seems_whole_again_and_again_is_still_read_at_its_end() -> None:
+    reader = ChatCompletions().response_reader(GENERATION, streamed=False)
+    filler = "x}" * 32_768
+    body = json.dumps({"choices": [{"message": {"content": filler * 40}}]}).encode()
+    pieces = [body[start : start + 65_536] for start in range(0, len(body), 65_536)]
+    said = [event for piece in pieces for event in reader.feed(piece, 1.0)]
+    said += reader.finish(2.0) if reader.outcome is None else []
+    assert [event.text for event in said if isinstance(event, TextArrived)] == [filler * 40]

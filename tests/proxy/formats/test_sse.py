@@ -45,11 +45,18 @@ def test_an_event_carries_its_type_and_the_next_one_does_not() -> None:
 
 
 def test_an_event_that_never_ends_is_too_long() -> None:
-    parser = SseParser(max_event_bytes=10)
+    parser = SseParser(max_event_bytes=135)
     for _ in range(2):
         parser.feed(b"data: x\n")
     with pytest.raises(SseTooLong):
         parser.feed(b"data: x\n")
+
+
+def test_a_lines_worth_of_memory_counts_even_if_it_is_empty() -> None:
+    parser = SseParser(max_event_bytes=50_000)
+    parser.feed(b"data:\n" * 1_000)
+    with pytest.raises(SseTooLong):
+        parser.feed(b"data:\n")
 
 
 LINES = st.lists(

@@ -71,6 +71,24 @@ def test_a_bomb_is_not_inflated(encoding: bytes, compress: Callable[[bytes], byt
 
 
 @COMPRESSORS
+def test_a_chunk_that_inflates_to_too_much_at_once_is_not_read(
+    encoding: bytes, compress: Callable[[bytes], bytes]
+) -> None:
+    decoder = decoder_for(encoding, max_bytes=10_000_000, at_once_bytes=100_000)
+    with pytest.raises(CannotDecode, match="more than is read"):
+        decoder.decode(compress(bytes(5_000_000)))
+
+
+@COMPRESSORS
+def test_much_is_read_if_it_comes_little_by_little(encoding: bytes, compress: Callable[[bytes], bytes]) -> None:
+    decoder = decoder_for(encoding, max_bytes=10_000_000, at_once_bytes=256 * 1024)
+    plain = b"".join(b"%d " % number for number in range(100_000))
+    packed = compress(plain)
+    pieces = (packed[start : start + 1_000] for start in range(0, len(packed), 1_000))
+    assert b"".join(map(decoder.decode, pieces)) == plain
+
+
+@COMPRESSORS
 def test_all_of_what_a_few_bytes_inflate_to_is_read(encoding: bytes, compress: Callable[[bytes], bytes]) -> None:
     assert decode(encoding, compress(bytes(5_000_000)), step=10_000, max_bytes=5_000_000) == bytes(5_000_000)
 

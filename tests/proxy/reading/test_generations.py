@@ -1,3 +1,4 @@
+import gzip
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -78,6 +79,30 @@ def test_a_generation_is_read_from_request_to_end_with_the_times_of_its_bytes() 
     ]
     assert isinstance(bench.events[0], GenerationStarted)
     assert bench.events[0].at_s == 1.0
+
+
+@pytest.mark.parametrize("plain", [b"\n", b"data: x\n\n", b"data:\n"])
+def test_a_bomb_among_compressed_responses_is_given_up_before_it_takes_long(plain: bytes) -> None:
+    bench = Bench()
+    reading = bench.open()
+    reading.response_started(2.0, status=200, headers=[*SSE, (b"Content-Encoding", b"gzip")])
+    reading.response_bytes(3.0, gzip.compress(plain * 4_000_000))
+    reading.ended(5.0, GenerationOutcome.COMPLETED)
+    bench.reader.drain()
+    assert bench.ended() is GenerationOutcome.UNREADABLE
+    assert [one.reason for one in bench.told().unread] == ["it decompresses to more than is read"]
+
+
+def test_much_at_once_is_read_in_pieces_to_the_same_end() -> None:
+    bench = Bench(piece_bytes=10)
+    reading = bench.open()
+    reading.response_started(2.0, status=200, headers=SSE)
+    reading.response_bytes(3.0, CHUNK * 3 + DONE)
+    assert bench.told().queued_bytes > len(CHUNK * 3 + DONE)
+    bench.reader.drain()
+    assert bench.ended() is GenerationOutcome.COMPLETED
+    assert "".join(event.text for event in bench.events if isinstance(event, TextArrived)) == "hi" * 3
+    assert bench.told().queued_bytes == 0
 
 
 def test_who_looks_at_what_a_client_did_in_answer_has_everything_read_before() -> None:

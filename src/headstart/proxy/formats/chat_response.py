@@ -39,6 +39,8 @@ __all__ = ["ChatStream", "WholeChat"]
 
 MAX_WHOLE_BYTES = 32 * 1024 * 1024
 MAX_CALLS = 1_024
+_MAX_TRIED_BYTES = 4 * 1024 * 1024
+"""Parsed in vain, of a response that seems to be whole again and again; beyond, its end is waited for."""
 _LOOKED_AT = 16
 """Bytes at a response's end that may be white space behind its last brace."""
 
@@ -215,6 +217,7 @@ class WholeChat:
         self.outcome: GenerationOutcome | None = None
         self.output_tokens: int | None = None
         self._body = bytearray()
+        self._tried_bytes = 0
         self._message = _Message(generation)
 
     def feed(self, data: bytes, at_s: float) -> Sequence[ModelEvent]:
@@ -222,8 +225,9 @@ class WholeChat:
         self._body += data
         if len(self._body) > MAX_WHOLE_BYTES:
             raise Unreadable(f"the response is larger than {MAX_WHOLE_BYTES} bytes")
-        if not self._body[-_LOOKED_AT:].rstrip().endswith(b"}"):
+        if self._tried_bytes > _MAX_TRIED_BYTES or not self._body[-_LOOKED_AT:].rstrip().endswith(b"}"):
             return ()
+        self._tried_bytes += len(self._body)
         try:
             said = self.finish(at_s)
         except Unreadable:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 __all__ = ["SseEvent", "SseParser", "SseTooLong"]
 
+LINE_BYTES = 64
+"""What keeping a data line takes beside its text."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -40,6 +42,7 @@ class SseParser:
         self._held_bytes = 0
         self._type = b""
         self._data: list[bytes] = []
+        self._data_bytes = 0
         self._skip_line_feed = False
         self._at_start = True
         self._between_events = True
@@ -65,7 +68,7 @@ class SseParser:
         lines = [b"".join(self._line), *rest]
         self._line = [lines.pop()]
         events = [event for event in map(self._take_line, lines) if event is not None]
-        self._held_bytes = len(self._line[0]) + sum(map(len, self._data)) + len(self._data)
+        self._held_bytes = len(self._line[0]) + self._data_bytes
         self._between_events = not (self._held_bytes or self._type or self._skip_line_feed)
         return events
 
@@ -95,13 +98,14 @@ class SseParser:
         value = value.removeprefix(b" ")
         if name == b"data":
             self._data.append(value)
+            self._data_bytes += len(value) + LINE_BYTES
         elif name == b"event":
             self._type = value
         return None  # comments (an empty name), `id`, `retry` and unknown fields say nothing about the model
 
     def _dispatch(self) -> SseEvent | None:
         event = SseEvent(self._type, b"\n".join(self._data)) if self._data else None
-        self._type, self._data = b"", []
+        self._type, self._data, self._data_bytes = b"", [], 0
         return event
 
 

@@ -33,29 +33,49 @@ class Decoder(Protocol):
         ...
 
 
-def decoder_for(content_encoding: bytes, *, max_bytes: int) -> Decoder:
+def decoder_for(content_encoding: bytes, *, max_bytes: int, at_once_bytes: int | None = None) -> Decoder:
     """Return a decoder for a `Content-Encoding` value (b"" for none).
 
     Args:
         content_encoding: The field's value.
         max_bytes: How much plain text may come out in all (a bomb stops here).
+        at_once_bytes: How much of one chunk, where a chunk must not take long; None for no other bound.
 
     Raises:
         CannotDecode: Not identity, gzip, deflate, br or zstd.
     """
+    allowed = _Allowance(max_bytes, at_once_bytes)
     match content_encoding.strip().lower():
         case b"" | b"identity":
             return _Identity()
         case b"gzip" | b"x-gzip":
-            return _Inflate(zlib.MAX_WBITS | 16, max_bytes)
+            return _Inflate(zlib.MAX_WBITS | 16, allowed)
         case b"deflate":
-            return _Inflate(None, max_bytes)
+            return _Inflate(None, allowed)
         case b"br":
-            return _Brotli(max_bytes)
+            return _Brotli(allowed)
         case b"zstd":
-            return _Zstandard(max_bytes)
+            return _Zstandard(allowed)
         case other:
             raise CannotDecode(f"content-encoding {other.decode('latin-1')!r} is not read")
+
+
+class _Allowance:
+    """How much plain text may still come out: in all, and of the chunk at hand."""
+
+    def __init__(self, max_bytes: int, at_once_bytes: int | None) -> None:
+        self._in_all = max_bytes
+        self._at_once = max_bytes if at_once_bytes is None else at_once_bytes
+        self.left = 0
+
+    def begin_chunk(self) -> None:
+        self.left = min(self._in_all, self._at_once)
+
+    def use(self, size: int) -> None:
+        self._in_all -= size
+        self.left -= size
+        if self.left < 0:
+            raise CannotDecode("it decompresses to more than is read")
 
 
 class _Identity:
@@ -66,12 +86,13 @@ class _Identity:
 class _Inflate:
     """gzip (several members may follow one another), or deflate with and without its zlib header."""
 
-    def __init__(self, wbits: int | None, max_bytes: int) -> None:
+    def __init__(self, wbits: int | None, allowed: _Allowance) -> None:
         self._wbits = wbits
-        self._left_bytes = max_bytes
+        self._allowed = allowed
         self._stream = zlib.decompressobj(wbits) if wbits is not None else None
 
     def decode(self, chunk: bytes) -> bytes:
+        self._allowed.begin_chunk()
         out: list[bytes] = []
         while chunk:
             out.append(self._inflate(chunk))
@@ -87,21 +108,20 @@ class _Inflate:
             self._wbits = zlib.MAX_WBITS if chunk[0] & 0x0F == 8 else -zlib.MAX_WBITS
             self._stream = zlib.decompressobj(self._wbits)
         try:
-            plain = self._stream.decompress(chunk, self._left_bytes + 1)
+            plain = self._stream.decompress(chunk, self._allowed.left + 1)
         except zlib.error as exc:
             raise CannotDecode(str(exc)) from exc
-        self._left_bytes -= len(plain)
-        if self._left_bytes < 0:
-            raise CannotDecode("it decompresses to more than is read")
+        self._allowed.use(len(plain))
         return plain
 
 
 class _Brotli:
-    def __init__(self, max_bytes: int) -> None:
-        self._plain = _Plain(max_bytes)
+    def __init__(self, allowed: _Allowance) -> None:
+        self._plain = _Plain(allowed)
         self._stream = _brotli.Decompressor()
 
     def decode(self, chunk: bytes) -> bytes:
+        self._plain.begin_chunk()
         try:
             piece = self._stream.process(chunk, output_buffer_limit=_PIECE_BYTES)
             while piece:
@@ -115,12 +135,13 @@ class _Brotli:
 class _Zstandard:
     """zstd (several frames may follow one another)."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._plain = _Plain(max_bytes)
+    def __init__(self, allowed: _Allowance) -> None:
+        self._plain = _Plain(allowed)
         decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
         self._stream = decompressor.stream_writer(cast("Any", self._plain), closefd=False)
 
     def decode(self, chunk: bytes) -> bytes:
+        self._plain.begin_chunk()
         try:
             self._stream.write(chunk)
         except zstandard.ZstdError as exc:
@@ -129,16 +150,15 @@ class _Zstandard:
 
 
 class _Plain:
-    """Takes plain text as it comes out, up to a bound in all."""
+    """Takes plain text as it comes out, as far as is allowed."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._left_bytes = max_bytes
+    def __init__(self, allowed: _Allowance) -> None:
+        self.begin_chunk = allowed.begin_chunk
+        self._allowed = allowed
         self._pieces: list[bytes] = []
 
     def write(self, piece: bytes) -> int:
-        self._left_bytes -= len(piece)
-        if self._left_bytes < 0:
-            raise CannotDecode("it decompresses to more than is read")
+        self._allowed.use(len(piece))
         self._pieces.append(piece)
         return len(piece)
 

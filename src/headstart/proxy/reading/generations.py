@@ -111,8 +111,14 @@ class GenerationReading:
         self._put(at_s, answered, NOTE_BYTES)
 
     def response_bytes(self, at_s: float, data: bytes) -> None:
-        if not self._dropped:
+        if self._dropped:
+            return
+        if len(data) <= (size := self._reader.limits.piece_bytes):
             self._put(at_s, data, len(data) + NOTE_BYTES)
+            return
+        for start in range(0, len(data), size):
+            piece = data[start : start + size]
+            self._put(at_s, piece, len(piece) + NOTE_BYTES)
 
     def ended(self, at_s: float, outcome: GenerationOutcome) -> None:
         """The exchange is over; COMPLETED means that the body came to its proper end."""

@@ -29,11 +29,15 @@ class ReadingLimits:
     Attributes:
         request_bytes: A larger request body is forwarded but not read.
         response_bytes: A response's plain text, likewise.
+        piece_bytes: More of a response at once is read in pieces of this size, so that none takes long.
+        plain_piece_bytes: A piece that decompresses to more is not read: it is a bomb.
         queued_bytes: Copies that wait, of all generations together, and what it takes to keep them.
     """
 
     request_bytes: int = 32 * 1024 * 1024
     response_bytes: int = 128 * 1024 * 1024
+    piece_bytes: int = 4 * 1024
+    plain_piece_bytes: int = 256 * 1024
     queued_bytes: int = 128 * 1024 * 1024
 
 
@@ -142,7 +146,10 @@ class Parsing:
         content_type = head.content_type.partition(b";")[0].strip().lower()
         if content_type not in (b"text/event-stream", b"application/json"):
             raise Unreadable(f"content-type {content_type.decode('latin-1')!r} is not read")
-        self._decoder = decoder_for(head.content_encoding, max_bytes=self._limits.response_bytes)
+        limits = self._limits
+        self._decoder = decoder_for(
+            head.content_encoding, max_bytes=limits.response_bytes, at_once_bytes=limits.plain_piece_bytes
+        )
         self._response = self._format.response_reader(self._generation, streamed=content_type == b"text/event-stream")
 
     def _read_body(self, data: bytes, at_s: float) -> Iterable[ModelEvent]:
