@@ -53,9 +53,22 @@ async def test_a_model_is_told_in_a_tool_result_what_happened_and_the_cure(
     async with opened(failing(exc)) as (url, _), Client(f"{url}{path}", mode=mode) as client:
         result = await client.call_tool("srv__do" if path == "/mcp" else "do", {})
         assert result.is_error
-        assert text_of(result) == told
+        assert text_of(result).startswith(told)
         with pytest.raises(MCPError, match="srv"):
             await client.get_prompt("srv__p" if path == "/mcp" else "p")
+
+
+async def test_a_client_that_shares_its_session_for_want_of_a_name_is_told_whose_the_lost_state_may_be(
+    opened: Opened,
+) -> None:
+    lost = SandboxLost("its sandbox died", server="srv", hint="log in again")
+    async with opened(failing(lost)) as (url, _):
+        async with Raw.opened(f"{url}/mcp/srv") as raw:
+            unnamed = (await raw.ask_modern("tools/call", {"name": "do"})).json()["result"]
+        async with Raw.opened(f"{url}/s/mine/mcp/srv") as raw:
+            named = (await raw.ask_modern("tools/call", {"name": "do"})).json()["result"]
+    assert "X-Headstart-Session" in unnamed["content"][0]["text"]
+    assert named["content"][0]["text"] == "srv: its sandbox died\nhint: log in again"
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])

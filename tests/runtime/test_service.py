@@ -17,7 +17,7 @@ from headstart.config.model import PoolMode, PoolSettings
 from headstart.core.events import Event, Instruction, SandboxExited, SandboxStopped
 from headstart.core.stream import GenerationStarted, TextArrived, ToolCallOpened
 from headstart.errors import SandboxLost
-from headstart.ids import LOCAL_PRINCIPAL, GenerationId, PrincipalId
+from headstart.ids import LOCAL_PRINCIPAL, GenerationId, PrincipalId, ResourceId
 from headstart.runtime.contract import JsonObject
 from headstart.runtime.service import Service
 from headstart.testing.fake_backend import FakeBackend
@@ -190,6 +190,40 @@ async def test_a_session_that_only_read_is_not_bothered_by_a_restart(open_servic
         await ask(service, "read_notes")
     async with open_service(server) as service:
         assert text_of(await ask(service, "read_notes")) == ""
+
+
+async def test_a_session_whose_sandbox_was_only_prepared_is_not_bothered_by_a_restart(
+    open_service: OpenService,
+) -> None:
+    server = stdio_server("notes.py")
+    async with open_service(server) as service:
+        await service.catalogue(NOTES, scope())
+    reserved = PoolSettings(mode=PoolMode.RESERVED, zygotes=False)
+    async with open_service(server, pool=reserved) as service:
+        service.open_session(scope())
+        with anyio.fail_after(20):
+            while not any(one.ready for one in (await service.statistics()).sandboxes):
+                await anyio.lowlevel.checkpoint()
+    async with open_service(server, pool=reserved) as service:
+        assert text_of(await ask(service, "read_notes")) == ""
+
+
+async def test_a_loss_is_told_by_the_server_that_lost_it_and_once_however_often_the_service_restarts(
+    open_service: OpenService,
+) -> None:
+    used, unused = stdio_server("notes.py"), stdio_server("notes.py", name=ResourceId("other"))
+    async with open_service(used, unused) as service:
+        await ask(service, "add_note", text="lost")
+    async with open_service(used, unused) as service:  # nobody asks meanwhile
+        service.open_session(scope())
+    async with open_service(used, unused) as service:
+        params = call("read_notes")
+        other = await service.request(scope(), ResourceId("other"), "tools/call", params, RecordingChannel())
+        assert text_of(other) == ""
+        with pytest.raises(SandboxLost, match="notes"):
+            await ask(service, "read_notes")
+    async with open_service(used) as service:
+        await ask(service, "read_notes")
 
 
 async def test_closing_a_session_stops_its_sandboxes(open_service: OpenService, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ async def answer_request(request: Request, work: Callable[[Request], Awaitable[b
             server=request.server,
             modern=request.connection.modern,
             challenge=request.connection.server is not None,
+            unnamed=request.connection.modern and not request.connection.session.named,
         )
 
 

@@ -23,6 +23,11 @@ __all__ = ["REQUEST_CANCELLED", "Answer", "failed", "refused", "succeeded"]
 REQUEST_CANCELLED: Final = -32800
 """Ends a cancelled request's stream where the protocol has no other end for it."""
 
+_SHARED: Final = (
+    "This session is shared by all clients with these credentials that name none (X-Headstart-Session), so the state "
+    "may have been another one's"
+)
+
 _logger = logging.getLogger(__name__)
 
 
@@ -55,7 +60,7 @@ def refused(code: int, message: str, data: object = None, *, status: int = 200) 
     return Answer(member=b"error", value=error_object(code, message, data), error_code=code, status=status)
 
 
-def failed(method: str, exc: Exception, *, server: str | None, modern: bool, challenge: bool) -> Answer:
+def failed(method: str, exc: Exception, *, server: str | None, modern: bool, challenge: bool, unnamed: bool) -> Answer:
     """Turn an exception into what the client is told.
 
     Args:
@@ -64,6 +69,7 @@ def failed(method: str, exc: Exception, *, server: str | None, modern: bool, cha
         server: The server concerned, if one was found.
         modern: Mark results for the 2026-07-28 protocol.
         challenge: A remote server's 401 may be shown as this response's own status.
+        unnamed: The client shares its session with all that name none; what it is told may be news to it.
     """
     if isinstance(exc, MCPError):
         return refused(exc.code, exc.message, exc.data)
@@ -73,17 +79,19 @@ def failed(method: str, exc: Exception, *, server: str | None, modern: bool, cha
         _logger.error("%s failed inside the gateway", method, exc_info=exc)
         return refused(INTERNAL_ERROR, "the gateway failed at this request; its log says why")
     if method == "tools/call":
-        return succeeded(_tool_error(_told(exc, server), modern=modern))
-    return refused(INTERNAL_ERROR, _told(exc, server), {"server": server} if server else None)
+        return succeeded(_tool_error(_told(exc, server, unnamed=unnamed), modern=modern))
+    return refused(INTERNAL_ERROR, _told(exc, server, unnamed=unnamed), {"server": server} if server else None)
 
 
-def _told(exc: HeadstartError, server: str | None) -> str:
+def _told(exc: HeadstartError, server: str | None, *, unnamed: bool) -> str:
     """Name the server, what happened and the cure."""
     about = exc.server if isinstance(exc, (ServerUnavailable, SandboxLost)) else server
     text = str(exc)
     if about and about not in text:
         text = f"{about}: {text}"
     cure = exc.hint or _cure(exc, about)
+    if unnamed and isinstance(exc, SandboxLost):
+        cure = f"{cure}. {_SHARED}"
     return f"{text}\nhint: {cure}" if cure else text
 
 
