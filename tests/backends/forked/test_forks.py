@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from headstart.backends.contract import (
     RunningSandbox,
     Template,
 )
+from headstart.backends.forked import ForkedSandbox
 from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
 from headstart.backends.spawner.guest import processes
@@ -133,7 +134,7 @@ async def test_forks_outlive_their_zygote_however_it_goes(tmp_path: Path, kind: 
     async with zygote_in(tmp_path, kind) as (backend, prepared):
         sandbox = await backend.start(prepared, identity("sb-1"))
         async with sandbox.attach() as stdio:
-            for pid in _zygotes_below(os.getpid(), tmp_path):
+            for pid in _zygotes_below(os.getpid()):
                 os.kill(pid, signal.SIGKILL)
             assert await ask(stdio, "1 + 1") == "2"
             with pytest.raises(BackendError):
@@ -144,18 +145,24 @@ async def test_forks_outlive_their_zygote_however_it_goes(tmp_path: Path, kind: 
         assert await backend.leftovers() == Leftovers()
 
 
-def _zygotes_below(pid: int, _folder: Path) -> list[int]:
-    """The preloader's processes apart from keepers (which have children that preload)."""
+def _zygotes_below(pid: int) -> list[int]:
+    """The first children of keepers, which nothing that preloads has started."""
     preloaders = [p for p in processes.descendants(pid) if b"boot.py\0preload" in _cmdline(p)]
-    return [p for p in preloaders if not any(child in preloaders for child in processes.children(p)) and _idle(p)]
+    keepers = [p for p in preloaders if not any(p in processes.children(other) for other in preloaders)]
+    return [processes.children(keeper)[0] for keeper in keepers]
 
 
-def _idle(pid: int) -> bool:
-    """A server's output is a pipe; an init has pipes though its input is none; a zygote has a socket."""
-    names = {entry.name: entry.readlink().name for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
-    pipes = [fd for fd, name in names.items() if name.startswith("pipe:")]
-    sockets = sum(name.startswith("socket:") for name in names.values())
-    return names["1"] == "null" and sockets == 1 and (not pipes or "0" in pipes)
+async def fork_made_ahead(*, besides: int = 0) -> int:
+    """Return the init of the fork that the zygote keeps ready, as soon as there is one."""
+    (zygote,) = _zygotes_below(os.getpid())
+    await until(lambda: any(pid != besides for pid in processes.children(zygote)))
+    return next(pid for pid in processes.children(zygote) if pid != besides)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not holds():  # noqa: ASYNC110 - of a process that tells us nothing
+            await anyio.sleep(0.005)
 
 
 def _cmdline(pid: int) -> bytes:
@@ -167,13 +174,88 @@ def _cmdline(pid: int) -> bytes:
 
 async def test_what_a_fork_started_ends_with_it(tmp_path: Path, kind: str) -> None:
     async with zygote_in(tmp_path, kind) as (backend, prepared):
+        if kind != "process":
+            await fork_made_ahead()
         before = (await backend.leftovers()).processes
         sandbox: RunningSandbox = await backend.start(prepared, identity("sb-1"))
         await sandbox.run(Command(argv=("sh", "-c", "(setsid sleep 1000 </dev/null >/dev/null 2>&1 &)")))
         assert (await backend.leftovers()).processes >= before + 3  # init, server, sleep
         await sandbox.aclose()
+        if kind != "process":
+            await fork_made_ahead()
         left = await backend.leftovers()
         assert (left.processes, left.cgroups <= 1) == (before, True)
+
+
+async def start_as_made_ahead(backend: Backend, prepared: Prepared, name: str) -> ForkedSandbox:
+    """Start what differs from others in nothing that matters before it is wanted: the host's name would."""
+    sandbox = await backend.start(prepared, Identity(sandbox=SandboxId(name), env={"WHOSE": name}))
+    assert isinstance(sandbox, ForkedSandbox)
+    return sandbox
+
+
+async def test_the_fork_that_was_made_ahead_is_the_next_sandbox(tmp_path: Path) -> None:
+    async with zygote_in(tmp_path, "local" + AT_LOOP) as (backend, prepared):
+        for name in ("sb-1", "sb-2"):
+            ready = await fork_made_ahead()
+            sandbox = await start_as_made_ahead(backend, prepared, name)
+            assert sandbox.pid == ready
+            async with sandbox.attach() as stdio:
+                assert await ask(stdio, "os.environ['WHOSE'], os.uname().nodename") == f"('{name}', 'sandbox')"
+                assert await ask(stdio, "os.getppid(), os.listdir(os.environ['HOME'])") == "(1, [])"
+            await sandbox.aclose()
+
+
+async def test_what_no_fork_was_made_for_ahead_is_forked_anew(tmp_path: Path) -> None:
+    async with zygote_in(tmp_path, "local") as (backend, prepared):
+        ready = await fork_made_ahead()
+        other = await backend.start(prepared, identity("another-host"))
+        same = await start_as_made_ahead(backend, prepared, "sb-1")
+        assert same.pid == ready
+        async with other.attach() as stdio:
+            assert await ask(stdio, "os.uname().nodename") == "another-host"
+        await other.aclose()
+        await same.aclose()
+
+
+async def test_a_fork_made_ahead_that_has_died_is_passed_over(tmp_path: Path) -> None:
+    async with zygote_in(tmp_path, "local") as (backend, prepared):
+        ready = await fork_made_ahead()
+        os.kill(ready, signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{ready}").exists())
+        sandbox = await start_as_made_ahead(backend, prepared, "sb-1")
+        async with sandbox.attach() as stdio:
+            assert await ask(stdio, "1 + 1") == "2"
+        await sandbox.aclose()
+
+
+@pytest.mark.parametrize("how", ["let go of", "killed"])
+async def test_a_fork_made_ahead_ends_with_its_zygote_though_others_live(tmp_path: Path, how: str) -> None:
+    async with zygote_in(tmp_path, "local") as (backend, prepared):
+        sandbox = await start_as_made_ahead(backend, prepared, "sb-1")
+        ready = await fork_made_ahead(besides=sandbox.pid)
+        if how == "killed":
+            (zygote,) = _zygotes_below(os.getpid())
+            os.kill(zygote, signal.SIGKILL)
+        else:
+            await prepared.aclose()
+        await until(lambda: not processes.is_alive(ready))
+        async with sandbox.attach() as stdio:
+            assert await ask(stdio, "2 + 2") == "4"
+        await prepared.aclose()
+        await sandbox.aclose()
+        assert await backend.leftovers() == Leftovers()
+
+
+async def test_a_fork_made_ahead_counts_as_its_zygotes_until_it_is_wanted(tmp_path: Path) -> None:
+    async with zygote_in(tmp_path, "local") as (backend, prepared):
+        await fork_made_ahead()
+        assert (await prepared.usage()).processes == 3  # keeper, zygote, the fork
+        sandbox = await start_as_made_ahead(backend, prepared, "sb-1")
+        assert (await sandbox.usage()).processes == 1
+        await fork_made_ahead(besides=sandbox.pid)
+        assert (await prepared.usage()).processes == 3
+        await sandbox.aclose()
 
 
 async def test_an_overlay_is_each_forks_own(tmp_path: Path) -> None:

@@ -67,13 +67,13 @@ class Nest:
         return self._preload_cpu_s
 
     async def usage(self) -> Usage:
-        """Count the zygote's own share, without its forks."""
+        """Count the zygote's own share and a fork that nobody has wanted yet, without the others."""
         forks = [channel.pid for channel in self._forks]
         return await anyio.to_thread.run_sync(tree_usage, self._sandbox.pid, forks)
 
-    async def preload(self, preload: Preload, *, confine: Path) -> None:
+    async def preload(self, preload: Preload, *, confine: Path, ahead: Mapping[str, Any] | None) -> None:
         """Have the zygote import what it is to; once."""
-        report = await self._zygote.preload(preload, confine=confine)
+        report = await self._zygote.preload(preload, confine=confine, ahead=ahead)
         self._preload_cpu_s = report.cpu_s
 
     async def fork(self, command: Command, *, plan: Mapping[str, Any]) -> Fork:
@@ -131,10 +131,24 @@ class Nest:
             await self._sandbox.aclose()
 
 
-async def open_nest(template: Template, sandbox: SpawnedSandbox, client: SpawnerClient, *, confine: Path) -> Nest:
-    """Start the template's zygote in `sandbox` and let it preload; `confine` is the backend's guest module.
+async def open_nest(
+    template: Template,
+    sandbox: SpawnedSandbox,
+    client: SpawnerClient,
+    *,
+    confine: Path,
+    ahead: Mapping[str, Any] | None = None,
+) -> Nest:
+    """Start the template's zygote in `sandbox` and let it preload.
 
     The nest owns the sandbox from here on, also if this fails.
+
+    Args:
+        template: What to preload, and what forks will be.
+        sandbox: Where the zygote and its forks live.
+        client: To the spawner that has started it.
+        confine: The backend's guest module.
+        ahead: The plan that most forks will have, if they share one: a fork is kept ready for it.
 
     Raises:
         BackendError: It cannot be preloaded, or must not be forked.
@@ -147,7 +161,7 @@ async def open_nest(template: Template, sandbox: SpawnedSandbox, client: Spawner
     try:
         with theirs:
             await _start_preloader(template.preload, sandbox, theirs)
-        await nest.preload(template.preload, confine=confine)
+        await nest.preload(template.preload, confine=confine, ahead=ahead)
     except BaseException:
         await nest.aclose()
         raise

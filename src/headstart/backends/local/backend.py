@@ -180,7 +180,7 @@ class LocalBackend:
         finally:
             await tree.aclose()
         plan |= {**tree.parts, "hostname": identity.hostname}
-        nest = await open_nest(template, sandbox, self._client, confine=Path(confine.__file__))
+        nest = await open_nest(template, sandbox, self._client, confine=Path(confine.__file__), ahead=plan)
         self._plans[nest] = plan
         return nest
 

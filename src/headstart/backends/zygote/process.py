@@ -58,8 +58,8 @@ class ForkRequest:
         env: The whole environment.
         cwd: As seen from inside the confinement; None leaves it as `enter` does.
         stdio: Descriptors to become 0, 1 and 2; they stay open here.
-        plan: For the backend's `enter`, plain JSON data.
-        plan_fds: Descriptors that go along; `enter` finds their numbers in the plan under these keys.
+        plan: For the backend's `enter`, plain JSON data; what equals the plan that forks are made ahead for is quicker.
+        plan_fds: Descriptors that go along; `enter` is told their numbers under these keys.
     """
 
     env: Mapping[str, str]
@@ -92,6 +92,7 @@ class ZygoteProcess:
         preload: Preload,
         *,
         confine: Path | None = None,
+        ahead: Mapping[str, Any] | None = None,
         audit: bool = False,
         timeout_s: float = PRELOAD_TIMEOUT_S,
     ) -> PreloadReport:
@@ -99,7 +100,8 @@ class ZygoteProcess:
 
         Args:
             preload: What to import, and what forks will run.
-            confine: The backend's guest module with `enter(plan)`; None where nothing will be forked.
+            confine: The backend's guest module with `fork` and `enter`; None where nothing will be forked.
+            ahead: The plan for which one fork is made before it is wanted, and then the next.
             audit: Record what importing reads and does. An audited zygote is slower and not for use.
             timeout_s: How long the imports may take.
 
@@ -115,6 +117,7 @@ class ZygoteProcess:
             "modules": list(preload.modules),
             "cwd": preload.cwd,
             "confine": str(confine) if confine is not None else None,
+            "ahead": dict(ahead) if ahead is not None else None,
             "audit": audit,
             "advance": preload.advance,
         }

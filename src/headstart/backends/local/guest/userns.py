@@ -18,7 +18,7 @@ import signal
 
 from headstart.backends.spawner.guest import syscalls
 
-__all__ = ["FIRST_ID", "SANDBOX_ID", "become_root_of_own", "enter_own", "make", "map_owner", "map_shift"]
+__all__ = ["FIRST_ID", "SANDBOX_ID", "become_own", "become_root_of_own", "enter_own", "make", "map_owner", "map_shift"]
 
 SANDBOX_ID = 1000
 """Uid and gid of every sandbox, as it sees itself."""
@@ -78,11 +78,16 @@ def become_root_of_own() -> None:
     _write_own_maps(inside=0, uid=uid, gid=gid)
 
 
-def enter_own(flags: int = 0) -> None:
-    """Move this process to a user namespace of its own (and others by `flags`), as the sandbox's id."""
+def enter_own() -> None:
+    """Move this process to a user namespace of its own, as the sandbox's id."""
     uid, gid = os.geteuid(), os.getegid()
-    syscalls.unshare(syscalls.CLONE_NEWUSER | flags)
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
     _write_own_maps(inside=SANDBOX_ID, uid=uid, gid=gid)
+
+
+def become_own() -> None:
+    """As a fork of a sandbox's process into a user namespace of its own, take the sandbox's id there."""
+    _write_own_maps(inside=SANDBOX_ID, uid=SANDBOX_ID, gid=SANDBOX_ID)
 
 
 def _write_own_maps(*, inside: int, uid: int, gid: int) -> None:

@@ -1,4 +1,4 @@
-"""Load the backend's `enter(plan)` into a stranger's interpreter.
+"""Load the backend's `fork(plan)` and `enter(plan, wanted)` into a stranger's interpreter.
 
 Guest modules of the backends import each other by their full names
 (`headstart.backends.spawner.guest.…`). Those names are shown for the time of the import
@@ -12,20 +12,20 @@ import importlib
 import os
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from . import fork
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 """The `headstart` folder, four above this file."""
 
 
-def load(path: str) -> Callable[[dict[str, Any]], None]:
-    """Return `enter` of the guest module at `path`."""
+def load(path: str) -> fork.Confinement:
+    """Return what the guest module at `path` promises."""
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "headstart"}
     try:
-        return _import(path).enter
+        module = _import(path)
+        return fork.Confinement(fork=module.fork, enter=module.enter)
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "headstart"]:
             del sys.modules[name]

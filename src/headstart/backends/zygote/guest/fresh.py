@@ -49,8 +49,14 @@ def captured_output() -> Generator[dict[int, bytes]]:
         os.close(target)
 
 
+def renew(changes: Changes) -> None:
+    """Give this copy all the randomness that it is to have for itself."""
+    _reseed(changes.unseeded)
+    _renew_keys(changes.keyed)
+
+
 def restart(changes: Changes, environ: Mapping[str, str], cwd: str | None) -> None:
-    """Take everything from outside again. The descriptors 0, 1 and 2 are the new ones already."""
+    """Take again what a start-up is given. The descriptors 0, 1 and 2 are the new ones already."""
     _replace_environ(environ, changes.environ)
     if changes.cwd is not None or cwd is not None:
         os.chdir(changes.cwd or cwd or "")
@@ -59,8 +65,6 @@ def restart(changes: Changes, environ: Mapping[str, str], cwd: str | None) -> No
         if text:
             os.write(fd, text)
     _renew_directories()
-    _reseed(changes.unseeded)
-    _renew_keys(changes.keyed)
     if changes.widen_pools is not None:
         changes.widen_pools(limits=_pool_size(os.environ))
 

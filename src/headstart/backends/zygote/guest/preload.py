@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -33,6 +35,9 @@ from . import advance, audit, confinement, facts, fork, fresh, kernel, program, 
 LOWEST_PID = 32
 """In a PID namespace of their own forks get small PIDs. Libraries notice a fork by its PID
 (OpenSSL, tempfile, multiprocessing), so no fork may have the zygote's."""
+
+PARK_AFTER_S = 0.01
+"""How long after one fork was wanted the next is made ahead: until then the first needs the CPU more."""
 
 THREAD_POOL_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -83,18 +88,26 @@ class Zygote:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._preloading: Preloading | None = None
-        self._preloaded: fork.Preloaded | None = None
+        self._forks: fork.Forks | None = None
 
     def serve(self) -> program.Job | None:
         """Answer requests. None when the host has closed; a job in a forked server, or to advance."""
         try:
-            while (received := wire.receive(self._control)) is not None:
-                job = self._answer(*received)
+            while True:
+                if self._forks is not None and self._forks.may_park and self._is_left_alone():
+                    job = self._forks.park()
+                else:
+                    received = wire.receive(self._control)
+                    if received is None:
+                        return None
+                    job = self._answer(*received)
                 if job is not None:
                     return job
         except Exception as error:  # noqa: BLE001 - the last act of this process: tell, then end
             self._fail(f"{type(error).__name__}: {error}")
-        return None
+
+    def _is_left_alone(self) -> bool:
+        return not select.select([self._control], [], [], PARK_AFTER_S)[0]
 
     def _answer(self, message: wire.Message, fds: list[int]) -> program.Job | None:
         if message["op"] == "preload":
@@ -104,8 +117,8 @@ class Zygote:
                 return self._advance(self._preloading)
             self._finish()
             return None
-        if message["op"] == "fork" and self._preloaded is not None:
-            return fork.fork_server(self._preloaded, message, fds, self._control)
+        if message["op"] == "fork" and self._forks is not None:
+            return self._forks.fork_server(message, fds)
         raise wire.WireError(f"{message['op']!r} is not possible now")
 
     def _advance(self, preloading: Preloading) -> program.Job:
@@ -129,7 +142,8 @@ class Zygote:
 
     def _finish(self) -> None:
         assert self._preloading is not None  # noqa: S101 - set by whoever calls this
-        self._preloaded, report = self._preloading.finish()
+        preloaded, report = self._preloading.finish()
+        self._forks = fork.Forks(preloaded, self._control)
         wire.send(self._control, report)
 
     def _ended_early(self) -> None:
@@ -156,7 +170,8 @@ class Preloading:
             advance.silence_input()
         self._cwd = os.getcwd()
         self._environ, self._set_at_startup = dict(os.environ), facts.set_at_startup()
-        self._enter = confinement.load(message["confine"]) if message.get("confine") else _stay
+        self._confinement = confinement.load(message["confine"]) if message.get("confine") else _NONE
+        self._ahead = message.get("ahead")
         self._files_before = facts.open_files()
         self._failed: list[dict[str, str]] = []
         self.watch = audit.Watch(deep=bool(message.get("audit")))
@@ -180,7 +195,7 @@ class Preloading:
         preloaded = fork.Preloaded(
             mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             on_child_end=signal.signal(signal.SIGCHLD, signal.SIG_IGN),
-            enter=self._enter,
+            confinement=self._confinement,
             changes=fresh.Changes(
                 environ={**self._set_at_startup, **self.watch.environ_writes},
                 unseeded=self.watch.unseeded,
@@ -189,8 +204,10 @@ class Preloading:
                 output=self._output,
                 cwd=None if os.getcwd() == self._cwd else os.getcwd(),
             ),
+            ahead=self._ahead,
         )
         report = self.watch.report(self._files_before)  # before the freeze, which hides objects from it
+        fresh.renew(preloaded.changes)  # for what its first use leaves behind (OpenSSL's generator takes 1 MB)
         gc.collect()
         gc.freeze()
         return preloaded, {
@@ -275,5 +292,8 @@ def _pool_setters(path: str) -> list[Callable[[int], Any]]:
     return [getattr(library, name) for name in names if hasattr(library, name)]
 
 
-def _stay(_plan: dict[str, Any]) -> None:
-    """Stand in for confinement where a preload is only looked at and never forked from."""
+def _refuse(*_: Any) -> NoReturn:
+    raise OSError(errno.EPERM, "what is only looked at is not forked")
+
+
+_NONE = fork.Confinement(fork=_refuse, enter=_refuse)
