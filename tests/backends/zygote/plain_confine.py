@@ -22,13 +22,12 @@ def fork(plan: dict[str, Any]) -> int:
 
 
 def enter(plan: dict[str, Any], wanted: Callable[[], dict[str, int]]) -> None:
-    descriptors = {} if plan.get("ahead") else wanted()
     if plan.get("refuse"):
         raise OSError(plan["refuse"])
     if os.fork():
         os._exit(0)
     os.setsid()
-    control = socket.socket(fileno=(descriptors or wanted())["control_fd"])
+    control = socket.socket(fileno=wanted()["control_fd"])
     woken, waker = os.pipe2(os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, _wake)
     signal.set_wakeup_fd(waker)

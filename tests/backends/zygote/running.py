@@ -126,6 +126,7 @@ async def zygote(
     cwd: Path | None = None,
     audit: bool = False,
     advance: bool = False,
+    ahead: Mapping[str, object] | None = None,
     options: tuple[str, ...] = (),
     interpreter: str = sys.executable,
     timeout_s: float = WAIT_S,
@@ -151,7 +152,9 @@ async def zygote(
     with ZygoteProcess(ours, name="a test") as process:
         running = Running(process, keeper, preload)
         try:
-            running.report = await process.preload(preload, confine=CONFINE, audit=audit, timeout_s=timeout_s)
+            running.report = await process.preload(
+                preload, confine=CONFINE, ahead=ahead, audit=audit, timeout_s=timeout_s
+            )
             yield running
         except BackendError:
             keeper.kill()  # what never arrives at its loop does not see its socket close

@@ -253,6 +253,29 @@ async def test_a_confinement_that_fails_is_told_in_its_own_words(tmp_path: Path)
         assert await running.output() == "must not run\n"
 
 
+async def test_a_fork_that_cannot_be_made_is_told_and_the_zygote_goes_on(tmp_path: Path) -> None:
+    async with zygote(script_in(tmp_path, "print('after all')"), ahead={"unforkable": "no more"}) as running:
+        with pytest.raises(BackendError, match="fork: no more"):
+            await running.fork(plan={"unforkable": "no more"})
+        assert await running.output() == "after all\n"
+
+
+async def test_a_confinement_that_fails_ahead_is_told_to_whoever_wants_that_fork(tmp_path: Path) -> None:
+    plan = {"refuse": "no room for this one"}
+    async with zygote(script_in(tmp_path, "print('must not run')"), ahead=plan) as running:
+        for _ in range(2):
+            with pytest.raises(BackendError, match="no room for this one"):
+                await running.fork(plan=plan)
+
+
+async def test_forks_made_ahead_differ_in_what_is_random(tmp_path: Path) -> None:
+    script_in(tmp_path, "import random, ssl; own = random.Random()", "early.py")
+    source = "import early; print(early.own.random(), early.random.random(), early.ssl.RAND_bytes(8))"
+    async with zygote(script_in(tmp_path, source), modules=["early"], ahead={}) as running:
+        told = [(await running.output()).split(" ", 2) for _ in range(3)]
+    assert all(len(set(column)) == 3 for column in zip(*told, strict=True))
+
+
 async def test_no_fork_has_the_process_id_of_its_zygote(tmp_path: Path) -> None:
     """In PID namespaces both could be small; libraries take an equal PID for "no fork has happened"."""
     script_in(tmp_path, "import os; pid = os.getpid()", "early.py")

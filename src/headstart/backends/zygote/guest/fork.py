@@ -85,7 +85,7 @@ class Forks:
                     return job
         except OSError as error:
             with socket.socket(fileno=os.dup(fds[-1])) as channel:
-                _tell(channel, {"op": "failed", "error": f"fork: {error.strerror}"})
+                _tell(channel, {"op": "failed", "error": f"fork: {error.strerror or error}"})
         for fd in fds:
             os.close(fd)
         return None
