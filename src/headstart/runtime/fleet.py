@@ -32,6 +32,7 @@ from headstart.runtime.forms import Forms
 from headstart.runtime.handshake import Lists
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Session
+from headstart.runtime.statistics import SandboxStatus
 from headstart.runtime.supervisor import Order, Supervised
 
 __all__ = ["Fleet", "Home", "LiveSandbox"]
@@ -103,6 +104,19 @@ class LiveSandbox:
             session.own_lists[self.server] = self.own_lists
         else:
             session.own_lists.pop(self.server, None)
+
+    def status(self) -> SandboxStatus:
+        """Tell what it is and costs."""
+        return SandboxStatus(
+            id=self.id,
+            server=self.server,
+            principal=self.order.principal,
+            sessions=tuple(self.sessions),
+            because=self.order.cause.because,
+            ready=self.supervised.was_ready,
+            memory_bytes=self.supervised.usage.memory_bytes,
+            cpu_s=self.supervised.usage.cpu_s,
+        )
 
     # ------------------------------------------------------------ what the conversation asks of its owner
 

@@ -51,7 +51,7 @@ from headstart.runtime.contract import (
     SessionScope,
 )
 from headstart.runtime.driver import Driver
-from headstart.runtime.fleet import Fleet, Home, LiveSandbox
+from headstart.runtime.fleet import Fleet, Home
 from headstart.runtime.forms import FormParts, Forms, zygotes_possible
 from headstart.runtime.handshake import as_catalogue
 from headstart.runtime.journal import BootIds, Forgot, Header, Journal, LearnedBefore, RunEnded, open_journal
@@ -63,7 +63,7 @@ from headstart.runtime.remote import RemoteConnection
 from headstart.runtime.remotes import Asked, Remotes
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Session, Sessions
-from headstart.runtime.statistics import SandboxStatus, ServerStatus, Statistics
+from headstart.runtime.statistics import ServerStatus, Statistics
 from headstart.runtime.store import Forgotten, Known, Store, open_store
 from headstart.runtime.tasks import open_tasks
 from headstart.runtime.trace_record import Trace
@@ -483,7 +483,7 @@ class Service:
         return Statistics(
             sessions=len(self._sessions),
             remote_connections=len(self._remotes),
-            sandboxes=tuple(_told(live) for live in self._fleet),
+            sandboxes=tuple(live.status() for live in self._fleet),
             zygotes=await self._preparations.zygotes(),
             servers=tuple(
                 self._server_status(name, principal)
@@ -511,16 +511,3 @@ class Service:
             reason="not looked at yet" if choice is None else choice.reason,
             last_failure=None if failure is None else str(failure),
         )
-
-
-def _told(live: LiveSandbox) -> SandboxStatus:
-    return SandboxStatus(
-        id=live.id,
-        server=live.server,
-        principal=live.order.principal,
-        sessions=tuple(live.sessions),
-        because=live.order.cause.because,
-        ready=live.supervised.was_ready,
-        memory_bytes=live.supervised.usage.memory_bytes,
-        cpu_s=live.supervised.usage.cpu_s,
-    )
