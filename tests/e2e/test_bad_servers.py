@@ -69,7 +69,7 @@ async def test_a_server_that_exits_at_once_is_told_with_its_last_words(running: 
         assert result.is_error
         assert "exits: it exited with code 3 before its handshake was done" in said(result)
         assert "| no API key" in said(result)
-        assert f"hint: run it by hand to see why: {sys.executable}" in said(result)
+        assert f"hint: run it by hand to see why: {sys.executable} with mcpServers.exits.args" in said(result)
         assert said(await client.call_tool("good__act", {})) == "done"
 
 

@@ -1,5 +1,6 @@
 """What goes wrong with servers: a clear error that names what, where and the cure, and nothing else is lost."""
 
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -30,7 +31,16 @@ async def test_a_server_that_exits_at_once_is_quoted(open_service: OpenService) 
     assert "| Traceback: no API key" in str(caught.value)
     assert caught.value.hint is not None
     assert "run it by hand to see why" in caught.value.hint
-    assert "exits.py" in caught.value.hint
+    assert "with mcpServers.notes.args" in caught.value.hint
+
+
+async def test_what_is_in_a_servers_arguments_is_not_told_to_models(open_service: OpenService) -> None:
+    for failing in ("exits.py", "silent.py"):
+        server = stdio_server(failing, start_timeout_s=1.0)
+        async with open_service(replace(server, args=(*server.args, "--api-key=sk-secret"))) as service:
+            with pytest.raises(ServerUnavailable) as caught:
+                await ask(service, "anything")
+        assert "sk-secret" not in f"{caught.value} {caught.value.hint}"
 
 
 async def test_a_server_that_failed_lately_is_not_started_again_at_once(open_service: OpenService) -> None:

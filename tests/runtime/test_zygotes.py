@@ -16,10 +16,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # pytest imports tests by path, one by one
 from plain_backend import PlainBackend
 
-from headstart.backends.contract import Capabilities, Command, Template
+from headstart.backends.contract import Capabilities, Command, Identity, Template
 from headstart.config.model import WarmupCall
 from headstart.core.events import PrepareForm
+from headstart.ids import SandboxId
 from headstart.runtime.store import FormChoice
+from headstart.runtime.zygote_trial import try_server
 from headstart.runtime.zygotes import CheckedForm, FormCheck, choose_form, restore_form
 
 pytestmark = pytest.mark.anyio
@@ -104,6 +106,30 @@ async def test_a_server_on_the_sdk_forks_and_the_checked_zygote_is_handed_over(
         assert form.prepared.form is PrepareForm.ZYGOTE
         assert form.zygote_start_s is not None  # the check was passed; how much is won, the bench measures
         assert form.cold_start_s is not None
+
+
+@pytest.mark.parametrize(
+    ("hints", "effects", "called"),
+    [
+        ("read_only_hint=True", {}, True),
+        ("read_only_hint=True, open_world_hint=True", {}, False),
+        ("read_only_hint=True", {"look": "external"}, False),
+        ("destructive_hint=True", {}, False),
+        ("destructive_hint=True", {"look": "read"}, True),
+    ],
+)
+async def test_the_call_that_is_compared_only_reads_and_the_operators_word_goes_first(
+    tmp_path: Path, check: FormCheck, hints: str, effects: dict[str, str], *, called: bool
+) -> None:
+    server = SDK_SERVER.replace("read_only_hint=True", hints)
+    cold = await check.backend.prepare(make_template(tmp_path, server=server))
+    sandbox = await check.backend.start(cold, Identity(sandbox=SandboxId("tried")))
+    try:
+        trial = await try_server(sandbox, warmup=None, effects=effects, clock=check.clock)
+    finally:
+        await sandbox.aclose()
+        await cold.aclose()
+    assert (trial.call, len(trial.answers)) == (("look", 2) if called else ("", 0))
 
 
 @pytest.mark.parametrize(

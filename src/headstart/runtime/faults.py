@@ -127,4 +127,6 @@ def _memory_hint(server: ServerSettings, status: ExitStatus | None) -> str | Non
 
 
 def _command(server: ServerSettings) -> str:
-    return shlex.join((server.command or "", *server.args))
+    """Name what to run; arguments may hold secrets, and this is told to models, too."""
+    program = shlex.quote(server.command or "")
+    return f"{program} with mcpServers.{server.name}.args" if server.args else program

@@ -270,6 +270,7 @@ class Forms:
         check = FormCheck(
             backend=self._parts.backend,
             warmup=settings.warmup,
+            effects=settings.effects,
             session_env=settings.session_env,
             clock=self._parts.clock,
             ids=self._parts.ids,

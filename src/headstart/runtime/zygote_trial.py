@@ -6,14 +6,15 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import anyio
 from mcp.shared.exceptions import MCPError
 
 from headstart.backends.contract import RunningSandbox, Usage
 from headstart.clock import Clock
-from headstart.config.model import WarmupCall
+from headstart.config.model import EffectName, WarmupCall
 from headstart.errors import BackendError
 from headstart.ids import ResourceId
 from headstart.runtime.handshake import HandshakeRefused, Lists, introduce, shake_hands
@@ -24,6 +25,7 @@ from headstart.runtime.rpc import Conversation, Nobody, Peer
 __all__ = ["Trial", "TrialFailed", "difference", "time_to_tools", "try_server"]
 
 LAST_WORDS_S = 0.25
+NO_EFFECTS: Final[Mapping[str, EffectName]] = MappingProxyType({})
 
 
 class TrialFailed(Exception):
@@ -58,6 +60,7 @@ async def try_server(
     sandbox: RunningSandbox,
     *,
     warmup: WarmupCall | None,
+    effects: Mapping[str, EffectName] = NO_EFFECTS,
     clock: Clock,
     descriptors: Sequence[int] = (),
     while_up: Callable[[], Awaitable[object]] = _nothing,
@@ -66,7 +69,8 @@ async def try_server(
 
     Args:
         sandbox: Not attached to yet.
-        warmup: The call to make; None: whichever tool says that it only reads.
+        warmup: The call to make; None: whichever tool only reads.
+        effects: The operator's word on tools, which goes before a tool's own.
         clock: What `start_s` is measured by.
         descriptors: For the server, see `RunningSandbox.attach`.
         while_up: Called when the lists and the call were answered.
@@ -82,7 +86,9 @@ async def try_server(
         open_stdio_link(streams, server=server, owner=Nobody(), clock=clock) as link,
     ):
         try:
-            outcome: Trial | Exception = await _observe(link.peer, sandbox, warmup, clock, while_up)
+            outcome: Trial | Exception = await _observe(
+                link.peer, sandbox, lambda lists: warmup or _reading_call(lists, effects), clock, while_up
+            )
         except LinkClosed:
             await anyio.sleep(LAST_WORDS_S)  # stdout has ended; stderr may still be on its way
             outcome = TrialFailed(f"it ended before it answered{_last_words(link)}")
@@ -98,14 +104,14 @@ async def try_server(
 async def _observe(
     peer: Peer,
     sandbox: RunningSandbox,
-    warmup: WarmupCall | None,
+    choose: Callable[[Lists], WarmupCall | None],
     clock: Clock,
     while_up: Callable[[], Awaitable[object]],
 ) -> Trial:
     """Return what the server shows; `start_s` is still a time, not a duration."""
     server, lists = await shake_hands(peer)
     listed_s = clock.monotonic_s()
-    call = warmup or _reading_call(lists)
+    call = choose(lists)
     return Trial(
         lists=_canonical_lists(lists),
         call=call.tool if call is not None else "",
@@ -165,14 +171,25 @@ def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _reading_call(lists: Lists) -> WarmupCall | None:
-    """Find a tool that says it only reads and that can be called without arguments."""
+def _reading_call(lists: Lists, effects: Mapping[str, EffectName]) -> WarmupCall | None:
+    """Find a tool that only reads and that can be called without arguments."""
     for tool in lists.tools:
-        annotations: Mapping[str, Any] = tool.get("annotations") or {}
         schema: Mapping[str, Any] = tool.get("inputSchema") or {}
-        if annotations.get("readOnlyHint") is True and not schema.get("required"):
-            return WarmupCall(tool=str(tool.get("name")))
+        name = str(tool.get("name"))
+        if _only_reads(tool, effects.get(name)) and not schema.get("required"):
+            return WarmupCall(tool=name)
     return None
+
+
+def _only_reads(tool: Mapping[str, Any], told: EffectName | None) -> bool:
+    """Whether a tool may be called to compare: by the operator's word, else by its own.
+
+    A tool's own word is enough here, trusted or not: whoever lies in it could do the same when started.
+    """
+    if told is not None:
+        return told == "read"
+    annotations: Mapping[str, Any] = tool.get("annotations") or {}
+    return annotations.get("readOnlyHint") is True and annotations.get("openWorldHint") is not True
 
 
 async def _call(server: Conversation, call: WarmupCall) -> str:

@@ -39,7 +39,7 @@ from headstart.backends.zygote import (
     take_recording,
 )
 from headstart.clock import Clock, SystemClock
-from headstart.config.model import WarmupCall
+from headstart.config.model import EffectName, WarmupCall
 from headstart.core.events import PrepareForm
 from headstart.errors import BackendError
 from headstart.ids import IdSource, RandomIds, SandboxId
@@ -64,13 +64,15 @@ class FormCheck:
     """How to choose.
 
     Attributes:
-        warmup: The READ call to compare; else the first tool that says it only reads and needs nothing.
+        warmup: The READ call to compare; else the first tool that only reads and needs nothing.
+        effects: The operator's word on which tools only read; it goes before a tool's own.
         session_env: Names whose values differ between sessions.
         timeout_s: For all of it; longer means cold.
     """
 
     backend: Backend
     warmup: WarmupCall | None = None
+    effects: Mapping[str, EffectName] = field(default_factory=dict[str, EffectName])
     session_env: tuple[str, ...] = ()
     timeout_s: float = 180.0
     clock: Clock = field(default_factory=SystemClock)
@@ -204,7 +206,12 @@ async def _record(template: Template, check: FormCheck, plan: EntryPlan) -> tupl
         try:
             async with _started(_with_guest(template, record_command(plan, control=_CONTROL)), check) as sandbox:
                 trial = await try_server(
-                    sandbox, warmup=check.warmup, clock=check.clock, descriptors=[theirs.fileno()], while_up=take
+                    sandbox,
+                    warmup=check.warmup,
+                    effects=check.effects,
+                    clock=check.clock,
+                    descriptors=[theirs.fileno()],
+                    while_up=take,
                 )
         except (TrialFailed, BackendError) as error:
             raise _StartsCold(f"a recorded cold start failed: {error}") from error
@@ -318,7 +325,7 @@ async def _fork_like(cold: Trial, prepared: Prepared, check: FormCheck) -> Trial
     """Start one sandbox from the zygote; it must show what the cold start has shown."""
     sandbox = await check.backend.start(prepared, _identity(check))
     try:
-        forked = await try_server(sandbox, warmup=check.warmup, clock=check.clock)
+        forked = await try_server(sandbox, warmup=check.warmup, effects=check.effects, clock=check.clock)
     finally:
         await sandbox.aclose()
     differs = difference(cold, forked)
