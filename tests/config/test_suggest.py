@@ -63,6 +63,24 @@ def test_a_database_means_its_folder_because_its_journal_is_made_beside_it(home:
     assert suggestion.because == "for notes: its journal is made beside it"
 
 
+def relative(folder: Path, *args: str) -> ServerSettings:
+    return ServerSettings(name=ResourceId("x"), command="x", args=args, folder=folder)
+
+
+def test_a_relative_path_is_mounted_as_an_absolute_one_is(home: Path) -> None:
+    (home / "project" / "db").mkdir(parents=True)
+    (suggestion,) = suggest_mounts(relative(home / "project", "--db-path", "db/data.db"))
+    assert suggestion.mount == MountSetting(path=home / "project" / "db", mode="rw")
+
+
+def test_a_relative_path_that_leads_out_of_its_folder_is_told(home: Path) -> None:
+    (home / "project").mkdir()
+    (home / "data").mkdir()
+    (suggestion,) = suggest_mounts(relative(home / "project", "../data"))
+    assert suggestion.mount is None
+    assert suggestion.because.endswith(f"write it as {home}/data")
+
+
 def test_a_file_that_is_no_database_is_shown_alone(home: Path) -> None:
     (home / "notes.txt").touch()
     assert [m.path for m in mounts("--file", str(home / "notes.txt"))] == [home / "notes.txt"]

@@ -159,6 +159,22 @@ def test_what_cannot_be_read_is_the_servers_trouble_alone(tmp_path: Path) -> Non
         launch_spec(server(npx, "some-server", network="host"), HostFacts(cache=tmp_path / "cache"))
 
 
+def test_a_relative_path_that_is_mounted_is_reached_from_where_the_server_starts(tmp_path: Path) -> None:
+    (tmp_path / "db").mkdir()
+    mount = MountSetting(path=tmp_path / "db", mode="rw")
+    given = server("sh", "--db-path", "db/data.db", folder=tmp_path, mounts=(mount,))
+    assert launch_spec(given, HostFacts()).template.command.cwd == str(tmp_path)
+    assert seen(given) == {tmp_path / "db": MountMode.READ_WRITE}
+    assert find_launch(server("sh", "db/data.db", folder=tmp_path), HostFacts()).cwd is None
+
+
+def test_a_relative_script_is_found_and_run_in_its_folder(tmp_path: Path) -> None:
+    executable(tmp_path / "src" / "main.py", "")
+    given = server(sys.executable, "src/main.py", folder=tmp_path)
+    assert find_launch(given, HostFacts()).cwd == tmp_path
+    assert seen(given)[tmp_path / "src"] is MountMode.OVERLAY
+
+
 def test_a_declared_mount_wins_over_a_found_one(tmp_path: Path) -> None:
     script = executable(tmp_path / "srv" / "main.py", "")
     declared = MountSetting(path=tmp_path / "srv", mode="rw")

@@ -75,7 +75,7 @@ def load_settings(
         ConfigError: A file cannot be read or used; the message is one line.
     """
     file, text = _read_headstart_file(config) if config else (HeadstartFile(), "")
-    base = config.parent if config else Path.cwd()
+    base = config.absolute().parent if config else Path.cwd()
     named = [file.mcp] if isinstance(file.mcp, str) else file.mcp
     sources = [(base / name).expanduser() for name in named] + list(mcp_files)
     servers: dict[str, ServerSettings] = {}
@@ -118,6 +118,10 @@ class _McpDocument:
     text: str
     top: str
     variables: Mapping[str, str]
+
+    @property
+    def folder(self) -> Path:
+        return self.path.absolute().parent
 
     def where(self, *path: str | int) -> str:
         return f"{self.path.name}:{line_in_json(self.text, [self.top, *path])}"
@@ -170,7 +174,8 @@ def _server(name: str, raw: object, document: _McpDocument) -> ServerSettings:
         command=None if entry.command is None else document.expand(entry.command, name, "command"),
         args=tuple(document.expand(arg, name, "args", i) for i, arg in enumerate(entry.args)),
         env={key: document.expand(value, name, "env", key) for key, value in entry.env.items()},
-        cwd=Path(document.expand(entry.cwd, name, "cwd")).expanduser() if entry.cwd else None,
+        cwd=document.folder / Path(document.expand(entry.cwd, name, "cwd")).expanduser() if entry.cwd else None,
+        folder=document.folder,
         url=None if entry.url is None else document.expand(entry.url, name, "url"),
         headers={key: document.expand(value, name, "headers", key) for key, value in entry.headers.items()},
         disabled=entry.disabled,
@@ -178,7 +183,7 @@ def _server(name: str, raw: object, document: _McpDocument) -> ServerSettings:
     if entry.headstart is None:
         return server
     at = document.where(name, "headstart")
-    return _with_options(server, entry.headstart, where=at, key=f"{name}.headstart", base=document.path.parent)
+    return _with_options(server, entry.headstart, where=at, key=f"{name}.headstart", base=document.folder)
 
 
 def _with_options(

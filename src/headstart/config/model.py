@@ -60,6 +60,7 @@ class ServerSettings:
 
     Attributes:
         command, args, env, cwd: A stdio server's launch spec; `command` is None for a remote one.
+        folder: Of the file that it stands in: where its client would start it, without a `cwd`.
         url, headers: A remote server's (streamable HTTP).
         shared: One sandbox for all sessions of a principal.
         zygote: `auto`, `never`, or `always` (fail instead of starting cold).
@@ -76,6 +77,7 @@ class ServerSettings:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     cwd: Path | None = None
+    folder: Path | None = None
     url: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     shared: bool = False
@@ -97,6 +99,11 @@ class ServerSettings:
     @property
     def remote(self) -> bool:
         return self.url is not None
+
+    @property
+    def base(self) -> Path | None:
+        """What the relative paths of its launch spec are relative to."""
+        return self.cwd or self.folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

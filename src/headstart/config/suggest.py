@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.config.model import MountSetting, ServerSettings
+from headstart.config.named import DATABASES, named_paths, relative_paths
 
 __all__ = ["Suggestion", "suggest_mounts", "suggest_network"]
 
 _SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run")))
 _URL = re.compile(r"\b(https?|postgres(ql)?|redis(s)?|mysql|mongodb(\+srv)?|amqps?|neo4j(\+s)?|bolt)://", re.IGNORECASE)
-_DATABASES = frozenset({".db", ".db3", ".duckdb", ".s3db", ".sqlite", ".sqlite3"})
 _SQLITE_MAGIC = b"SQLite format 3\x00"
-_SCRIPTS = frozenset({".cjs", ".js", ".mjs", ".pl", ".py", ".rb", ".sh", ".ts"})
 _HOMES = (Path("/home"), Path("/Users"))
 
 
@@ -46,11 +45,11 @@ def suggest_mounts(server: ServerSettings) -> tuple[Suggestion, ...]:
     """Return the host paths that a launch spec needs, writable where they are the user's.
 
     System folders, what the program itself is installed in, and its script are left out: a
-    sandbox has these anyway.
+    sandbox has these anyway, and no server need change its own code.
     """
     found: dict[Path, Suggestion] = {}
-    for path in _named_paths(server):
-        suggestion = _suggestion(path)
+    for path in _useful_paths(server):
+        suggestion = _suggestion(path, server)
         if suggestion.mount is None:
             found.setdefault(path, suggestion)
         elif not any(_covers(other, suggestion.mount.path) for other, one in found.items() if one.mount):
@@ -64,23 +63,21 @@ def suggest_network(server: ServerSettings) -> str:
     return "host" if any(_URL.search(value) for value in values) else "none"
 
 
-def _named_paths(server: ServerSettings) -> Iterator[Path]:
+def _useful_paths(server: ServerSettings) -> Iterator[Path]:
     if server.cwd is not None and server.cwd.is_absolute():
         yield server.cwd
-    script = next((arg for arg in server.args if not arg.startswith("-")), "")
-    for value in (*server.args, *server.env.values()):
-        if value == script and Path(script).suffix in _SCRIPTS:
-            continue  # the program itself: its folder shows, and no server need change its own code
-        for piece in re.split(r"[=:,]", value):
-            path = Path(piece).expanduser()
-            if not path.is_absolute() or len(path.parts) < 3:  # "/", "/tmp", "/home": too wide to be meant
-                continue
-            will_be_made = bool(path.suffix) and path.parent.is_dir()
-            if (path.exists() or will_be_made) and not _is_known_inside(path):
-                yield path
+    for path in named_paths(server):
+        if len(path.parts) < 3:  # "/", "/tmp", "/home": too wide to be meant
+            continue
+        will_be_made = bool(path.suffix) and path.parent.is_dir()
+        if (path.exists() or will_be_made) and not _is_known_inside(path):
+            yield path
 
 
-def _suggestion(path: Path) -> Suggestion:
+def _suggestion(path: Path, server: ServerSettings) -> Suggestion:
+    if server.cwd is None and path in relative_paths(server) and not path.is_relative_to(server.folder or "/"):
+        told = f"a relative path leads out of {server.folder}, which a sandbox does not follow: write it as {path}"
+        return Suggestion(mount=None, because=told)
     if path.is_dir() or (path.exists() and not _is_database(path)):
         return Suggestion(mount=_mount(path))
     folder, is_database = path.parent, _is_database(path)
@@ -96,7 +93,7 @@ def _mount(path: Path) -> MountSetting:
 
 
 def _is_database(path: Path) -> bool:
-    if path.suffix.lower() in _DATABASES:
+    if path.suffix.lower() in DATABASES:
         return True
     try:
         with path.open("rb") as file:

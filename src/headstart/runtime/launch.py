@@ -22,6 +22,7 @@ from pathlib import Path
 
 from headstart.backends.contract import Mount, MountMode
 from headstart.config.model import ServerSettings
+from headstart.config.named import relative_paths
 from headstart.errors import ServerUnavailable
 from headstart.runtime.shims import behind_shim
 
@@ -64,6 +65,7 @@ class Launch:
 
     Attributes:
         program: Absolute path to execute.
+        cwd: Where it is started; None for its private home.
         path: The `PATH` for inside.
         env: More environment that the launcher needs (caches).
         mounts: Host paths, without what the system directories cover.
@@ -74,6 +76,7 @@ class Launch:
     """
 
     program: str
+    cwd: Path | None
     path: str
     env: dict[str, str]
     mounts: tuple[Mount, ...]
@@ -90,7 +93,7 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
         OSError: What it leads to cannot be read, or went away meanwhile.
     """
     search = server.env.get("PATH", host.search_path)
-    resolve = partial(behind_shim, server=server.name, cwd=server.cwd, search=search)
+    resolve = partial(behind_shim, server=server.name, cwd=server.base, search=search)
     program = _find_program(server, search, resolve)
     seen = _Seen(resolve, host.home)
     seen.follow(program, search)
@@ -102,11 +105,13 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
     if server.cwd is not None:
         seen.add(server.cwd)
     declared = tuple(Mount(source=m.path, target=m.target or m.path, mode=MountMode(m.mode)) for m in server.mounts)
+    mounts = _without_covered(declared, (*seen.mounts(), *caches), kept=cache.filled)
     return Launch(
         program=str(program),
+        cwd=server.cwd or _folder_that_is_meant(server, mounts),
         path=":".join(dict.fromkeys((*seen.bin_dirs, *SYSTEM_PATH.split(":")))),
         env=cache.env,
-        mounts=_without_covered(declared, (*seen.mounts(), *caches), kept=cache.filled),
+        mounts=mounts,
         stamps=tuple(sorted(seen.stamps)),
         package=_package(program, server),
         filled=cache.filled,
@@ -116,7 +121,7 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
 def _find_program(server: ServerSettings, search: str, resolve: Callable[[Path], Path]) -> Path:
     command = server.command or ""
     if "/" in command:
-        base = server.cwd or Path("/")
+        base = server.base or Path("/")
         path = Path(os.path.normpath(base / command))
         found = str(path) if os.access(path, os.X_OK) and path.is_file() else None
     else:
@@ -129,6 +134,19 @@ def _find_program(server: ServerSettings, search: str, resolve: Callable[[Path],
         )
     path = resolve(Path(found))
     return path if _venv_of(path) else path.resolve()
+
+
+def _folder_that_is_meant(server: ServerSettings, mounts: tuple[Mount, ...]) -> Path | None:
+    """Where relative paths reach what is mounted for them; None if it names none, its private home is better then.
+
+    The folder itself shows only as the way to these mounts: nothing else in it is visible.
+    """
+    folder = server.folder
+    if folder is None:
+        return None
+    shown = [mount.target for mount in mounts if mount.source == mount.target]
+    inside = (path for path in relative_paths(server) if path.is_relative_to(folder))
+    return folder if any(path.is_relative_to(one) for path in inside for one in shown) else None
 
 
 class _Seen:
@@ -265,7 +283,7 @@ def _editable_sources(site: Path) -> Iterator[Path]:
 def _script_argument(program: Path, server: ServerSettings) -> Path | None:
     if not program.name.startswith(INTERPRETERS):
         return None
-    base = server.cwd or Path("/")
+    base = server.base or Path("/")
     script = next((a for a in server.args if not a.startswith("-")), None)
     if script is None or "-m" in server.args or "-c" in server.args:
         return None

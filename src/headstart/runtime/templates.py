@@ -67,7 +67,7 @@ def launch_spec(server: ServerSettings, host: HostFacts) -> LaunchSpec:
     template = Template(
         name=server.name,
         command=Command(
-            argv=(launch.program, *server.args), env=env, cwd=None if server.cwd is None else str(server.cwd)
+            argv=(launch.program, *server.args), env=env, cwd=None if launch.cwd is None else str(launch.cwd)
         ),
         mounts=launch.mounts,
         network=Network(server.network),
