@@ -110,7 +110,17 @@ def test_init_with_a_bad_upstream_leaves_no_file_behind(tmp_path: Path) -> None:
     options = ("--from", "mcp.json", "--upstream", "localhost:8000", "--state-dir", str(tmp_path / "state"))
     done = run_headstart("init", *options, cwd=tmp_path)
     assert done.returncode == 2
-    assert "upstreams.default" in done.stderr
+    assert done.stderr == (
+        "error: --upstream: this is no http(s) URL\n"
+        "hint: begin with http:// or https://, as in `https://api.openai.com/v1`\n"
+    )
+    assert not (tmp_path / "headstart.toml").exists()
+
+
+def test_init_with_a_backend_that_there_is_not_names_those_that_there_are(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"a": {"command": "true"}}}')
+    done = run_headstart("init", "--from", "mcp.json", "--backend", "docker", cwd=tmp_path)
+    assert done.stderr == "error: --backend: 'docker' is not possible here\nhint: use auto, local or process\n"
     assert not (tmp_path / "headstart.toml").exists()
 
 

@@ -23,9 +23,43 @@ def test_a_config_that_is_there_stays_and_the_options_that_are_not_used_are_name
     config.write_text("# mine\n")
     write_config(tmp_path / "mcp.json", (), upstream="http://127.0.0.1:9/v1", backend="auto")
     assert config.read_text() == "# mine\n"
-    assert capsys.readouterr().err == (
-        "headstart.toml is there already and stays as it is; not used: --from, --upstream (move it away to begin anew)\n"
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == (
+        "headstart.toml is there already and stays as it is; not used: --upstream (move it away to begin anew)"
     )
+    assert told[-1] == f'mcp = "{tmp_path}/mcp.json"'
+
+
+def notes(folder: Path, name: str = "notes") -> ServerSettings:
+    (folder / "db").mkdir(exist_ok=True)
+    return ServerSettings(name=ResourceId(name), command="notes", args=("db/notes.db",), folder=folder)
+
+
+def test_what_a_config_that_is_there_lacks_for_a_new_server_is_printed_ready_to_paste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("headstart.config.suggest._SYSTEM", ())
+    source, config = Path("mcp.json"), tmp_path / "headstart.toml"
+    write_config(source, (), upstream=None, backend="auto")
+    before = config.read_text()
+    capsys.readouterr()
+    write_config(source, (notes(tmp_path),), upstream=None, backend="auto")
+    first, second, *lines = capsys.readouterr().err.splitlines()
+    assert config.read_text() == before
+    assert first == "headstart.toml is there already and stays as it is"
+    assert second.startswith("missing in headstart.toml")
+    pasted = tomllib.loads(before + "\n".join(lines))
+    assert pasted["servers"]["notes"]["mounts"] == [{"path": str(tmp_path / "db"), "mode": "rw"}]
+
+
+def test_what_was_chosen_in_a_config_that_is_there_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "headstart.toml").write_text('mcp = ["mcp.json"]\n[servers.notes]\nmounts = []\n')
+    write_config(Path("mcp.json"), (notes(tmp_path),), upstream=None, backend="auto")
+    assert capsys.readouterr().err == "headstart.toml is there already and stays as it is\n"
 
 
 def test_what_is_mounted_is_written_with_its_reason_and_what_is_not_is_told(

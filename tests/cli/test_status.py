@@ -43,6 +43,7 @@ def told(**runtime: Any) -> dict[str, Any]:
         "predictors": [],
         "proxy": {"requests": 0, "read": 0, "active_streams": 0, "unread": []},
         "upstreams": [],
+        "offline": ["git", "fetch"],
         "runtime": {
             "sandboxes": [{"id": "sbx_1", "because": "keywords: commit"}],
             "servers": [server("git")],
@@ -108,3 +109,9 @@ def test_each_upstream_is_told_with_the_way_to_it(capsys: pytest.CaptureFixture[
     upstream = {"prefix": "openai", "base_url": "https://api.openai.com/v1", "way": way}
     text = printed(capsys, {**told(), "upstreams": [upstream]})
     assert f"https://api.openai.com/v1, {way}" in " ".join(text.split())
+
+
+def test_servers_without_a_network_are_named_with_the_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, told())
+    assert 'git, fetch (set network = "host" under [servers.NAME]' in text
+    assert "no network" not in printed(capsys, {**told(), "offline": []})

@@ -130,6 +130,10 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("[upstreams]\nmcp = 'http://h/v1'", "headstart.toml:2: upstreams.mcp: this prefix is taken"),
         ("[upstreams]\na = 'http://h/v1/v1'", "headstart.toml:2: upstreams.a: the path has /v1 twice"),
         ("[upstreams]\na = 'h/v1'", "headstart.toml:2: upstreams.a: this is no http(s) URL"),
+        (
+            "[upstreams]\na = 'http://h/v1/chat/completions'",
+            "headstart.toml:2: upstreams.a: this is one route of the model server",
+        ),
         ("[upstreams]\na = 'ftp://h/v1'", "headstart.toml:2: upstreams.a: this is no http(s) URL"),
         ("[pool\n", "headstart.toml:1:6: not valid TOML"),
         ("[servers.git]\nshared = true", "headstart.toml:1: servers.git: no such server"),

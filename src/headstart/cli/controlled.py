@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headstart.backends.contract import Backend
+from headstart.backends.contract import Backend, Network
 from headstart.cli.plain import plain
 from headstart.clock import Clock
 from headstart.config.model import Settings
@@ -48,6 +48,9 @@ class Control:
             "upstreams": [
                 {"prefix": one.prefix, "base_url": one.shown_url, "way": one.way} for one in self._settings.upstreams
             ],
+            "offline": [server.name for server in self._settings.servers if server.offline]
+            if Network.NONE in self._backend.capabilities.network
+            else [],
             "backend": {"name": self._backend.name, **plain(self._backend.capabilities)},
         }
 

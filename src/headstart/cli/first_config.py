@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from headstart.cli.terminal import say
@@ -19,17 +20,16 @@ CONFIG_NAME = Path("headstart.toml")
 def write_config(source: Path, servers: Sequence[ServerSettings], *, upstream: str | None, backend: str) -> bool:
     """Write the file unless there is one; says whether it did."""
     if CONFIG_NAME.exists():
-        unused = ["--from", *(["--upstream"] if upstream else []), *(["--backend"] if backend != "auto" else [])]
-        say(
-            f"{CONFIG_NAME} is there already and stays as it is; not used: {', '.join(unused)} (move it away to begin anew)"
-        )
+        unused = [*(["--upstream"] if upstream else []), *(["--backend"] if backend != "auto" else [])]
+        _tell_missing(source, servers, unused=unused)
         return False
     lines = [f"mcp = {_text(source)}", ""]
     lines += ["[upstreams]", f"default = {_text(upstream)}" if upstream else '# default = "http://127.0.0.1:8000/v1"']
     if backend != "auto":
         lines += ["", "[service]", f"backend = {_text(backend)}"]
     for server in servers:
-        lines += _suggestions(server)
+        if suggested := _suggestions(server, {}):
+            lines += ["", f"[servers.{_text(server.name)}]", *suggested]
     try:
         CONFIG_NAME.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as exc:
@@ -39,14 +39,46 @@ def write_config(source: Path, servers: Sequence[ServerSettings], *, upstream: s
     return True
 
 
-def _suggestions(server: ServerSettings) -> list[str]:
+def _tell_missing(source: Path, servers: Sequence[ServerSettings], *, unused: Sequence[str]) -> None:
+    """Print what the file that is there lacks of what would be written now, for its owner to paste."""
+    not_used = f"; not used: {', '.join(unused)} (move it away to begin anew)" if unused else ""
+    say(f"{CONFIG_NAME} is there already and stays as it is{not_used}")
+    try:
+        written = tomllib.loads(CONFIG_NAME.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        return  # whoever reads it next tells what is wrong, with its line
+    lines = [*_missing_source(source, written.get("mcp", [])), *_missing_tables(servers, written.get("servers", {}))]
+    if lines:
+        say(f"missing in {CONFIG_NAME}, and without it these servers cannot work as their launch specs say; add:")
+        for line in lines:
+            say(line)
+
+
+def _missing_source(source: Path, named: str | list[str]) -> list[str]:
+    files = [named] if isinstance(named, str) else list(named)
+    if source.resolve() in {Path(file).expanduser().resolve() for file in files}:
+        return []
+    told = "# at the top, in place of mcp = …" if files else "# at the top"
+    return ["", told, f"mcp = [{', '.join(map(_text, [*files, source]))}]" if files else f"mcp = {_text(source)}"]
+
+
+def _missing_tables(servers: Sequence[ServerSettings], tables: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
+    """Yield what each server's table lacks; a key that is there was chosen, whatever its value."""
+    for server in servers:
+        if suggested := _suggestions(server, tables.get(server.name, {})):
+            yield ""
+            yield f"{'# under ' if server.name in tables else ''}[servers.{_text(server.name)}]"
+            yield from suggested
+
+
+def _suggestions(server: ServerSettings, chosen: Mapping[str, object]) -> list[str]:
     """What the launch spec gives away, written down where the user can see and change it."""
     if server.remote:
         return []
-    lines = [] if server.mounts else _mounts(server)
-    if server.network == "none" and suggest_network(server) == "host":
+    lines = [] if server.mounts or "mounts" in chosen else _mounts(server)
+    if server.network == "none" and "network" not in chosen and suggest_network(server) == "host":
         lines.append('network = "host"')
-    return ["", f"[servers.{_text(server.name)}]", *lines] if lines else []
+    return lines
 
 
 def _mounts(server: ServerSettings) -> list[str]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["init"]
 
+_BACKENDS = ("auto", "local", "process")
+
 
 def init(
     *,
@@ -35,8 +37,12 @@ def init(
 
     Each is started once; then it is known which fork from a zygote and which start cold, and why.
     """
-    from headstart.config.load import read_mcp_file
+    from headstart.config.load import check_upstream_url, read_mcp_file
 
+    if upstream is not None:
+        check_upstream_url(upstream, where="--upstream", key=None)
+    if backend not in _BACKENDS:
+        raise ConfigError(f"{backend!r} is not possible here", where="--backend", hint=f"use {_one_of(_BACKENDS)}")
     servers = read_mcp_file(source, variables=os.environ)
     if not servers:
         raise ConfigError("no servers in it", where=str(source), hint='"mcpServers": {"git": {"command": …}}')
@@ -67,3 +73,7 @@ def _configure(
         if written:
             CONFIG_NAME.unlink()  # or the next try, with better options, would find it and stop there
         raise
+
+
+def _one_of(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"

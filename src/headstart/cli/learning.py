@@ -11,10 +11,10 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from headstart.backends.contract import Backend
+from headstart.backends.contract import Backend, Network
 from headstart.cli.backends import open_backend
 from headstart.cli.terminal import say, table
-from headstart.cli.weaker import by_usefulness
+from headstart.cli.weaker import by_usefulness, without_network
 from headstart.clock import SystemClock
 from headstart.config.model import ServerSettings, Settings
 from headstart.errors import HeadstartError
@@ -41,7 +41,14 @@ async def _learn_each(settings: Settings) -> list[dict[str, Any]]:
             say(f"learning {server.name}")
             found.append(await _learn(service, server))
         _tell_weaker(backend)
+        if Network.NONE in backend.capabilities.network:
+            _tell_offline(settings.servers)
         return found
+
+
+def _tell_offline(servers: Sequence[ServerSettings]) -> None:
+    if told := without_network([server.name for server in servers if server.offline]):
+        say(f"no network: {told}")
 
 
 def _tell_weaker(backend: Backend) -> None:

@@ -12,7 +12,7 @@ from headstart.cli.service_file import find_service
 from headstart.cli.settings import StateOption
 from headstart.cli.state import state_dir as state_dir_of
 from headstart.cli.terminal import print_json, show, table
-from headstart.cli.weaker import terse
+from headstart.cli.weaker import terse, without_network
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,6 +72,8 @@ def _service(found: Json) -> Iterator[tuple[str, str]]:
     yield "isolation", f"{backend['isolation']} (backend {backend['name']})"
     if weaker := terse(backend["weaker"]):
         yield "weaker here", f"{'; '.join(weaker)} (headstart doctor: what to do)"
+    if told := without_network(found["offline"]):
+        yield "no network", told
     if told := trouble(found["runtime"]):
         yield "trouble", told
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["by_usefulness", "terse"]
+__all__ = ["by_usefulness", "terse", "without_network"]
 
 
 def by_usefulness(lines: Iterable[str]) -> list[str]:
@@ -23,3 +23,13 @@ def terse(lines: Iterable[str]) -> list[str]:
     ['no limits of cpu']
     """
     return [line.rpartition(": ")[0].partition(";")[0] or line for line in by_usefulness(lines)]
+
+
+def without_network(servers: Sequence[str]) -> str:
+    """Name the servers that reach nothing, with the cure; "" if there are none.
+
+    >>> without_network(["git", "fetch"])
+    'git, fetch (set network = "host" under [servers.NAME] in headstart.toml where a server needs it)'
+    """
+    cure = 'set network = "host" under [servers.NAME] in headstart.toml where a server needs it'
+    return f"{', '.join(servers)} ({cure})" if servers else ""

@@ -50,9 +50,11 @@ from headstart.config.proxies import proxy_from_environment, read_proxy
 from headstart.errors import ConfigError
 from headstart.ids import ResourceId
 
-__all__ = ["check_port_safety", "load_settings", "read_mcp_file"]
+__all__ = ["check_port_safety", "check_upstream_url", "load_settings", "read_mcp_file"]
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_ROUTES = ("/chat/completions", "/completions", "/embeddings", "/messages", "/models", "/responses")
+"""What is copied from documentation in place of a base URL."""
 _SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -220,22 +222,36 @@ def _upstreams(file: HeadstartFile, *, where: str, text: str, variables: Mapping
     for prefix, written in file.upstreams.items():
         option = UpstreamOption(url=written) if isinstance(written, str) else written
         url = option.url
-        parts = urlsplit(url)
         at = f"{where}:{line_in_toml(text, ['upstreams', prefix])}"
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
-            hint = "give the URL as SDKs take it, such as `https://api.openai.com/v1`"
-            raise ConfigError(
-                "this is no http(s) URL without credentials", where=at, key=f"upstreams.{prefix}", hint=hint
-            )
+        check_upstream_url(url, where=at, key=f"upstreams.{prefix}")
         if prefix in RESERVED_PREFIXES or not _SERVER_NAME.fullmatch(prefix):
             raise ConfigError(
                 "this prefix is taken or not usable", where=at, key=f"upstreams.{prefix}", hint="choose another word"
             )
-        if parts.path.rstrip("/").endswith("/v1/v1"):
-            raise ConfigError("the path has /v1 twice", where=at, key=f"upstreams.{prefix}", hint="end it in one /v1")
         proxy = _proxy(option, where=at, key=f"upstreams.{prefix}.proxy", variables=variables)
         found.append(Upstream(prefix=prefix, base_url=url.rstrip("/"), proxy=proxy))
     return tuple(found)
+
+
+def check_upstream_url(url: str, *, where: str, key: str | None) -> None:
+    """Require a base URL as SDKs take it.
+
+    Raises:
+        ConfigError: It is none; it is not repeated, for it may hold a password.
+    """
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/")
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        hint = "begin with http:// or https://, as in `https://api.openai.com/v1`"
+        raise ConfigError("this is no http(s) URL", where=where, key=key, hint=hint)
+    if parts.username is not None:
+        hint = "take user and password out; keys come with the client's requests"
+        raise ConfigError("this is no URL without credentials", where=where, key=key, hint=hint)
+    if path.endswith("/v1/v1"):
+        raise ConfigError("the path has /v1 twice", where=where, key=key, hint="end it in one /v1")
+    if route := next((one for one in _ROUTES if path.endswith(one)), None):
+        hint = f"give the base URL, as SDKs take it: take {route} away from its end"
+        raise ConfigError("this is one route of the model server", where=where, key=key, hint=hint)
 
 
 def _proxy(option: UpstreamOption, *, where: str, key: str, variables: Mapping[str, str]) -> ForwardProxy | None:

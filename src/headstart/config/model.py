@@ -101,6 +101,11 @@ class ServerSettings:
         return self.url is not None
 
     @property
+    def offline(self) -> bool:
+        """Whether it is to be started without a network."""
+        return not self.remote and self.network == "none"
+
+    @property
     def base(self) -> Path | None:
         """What the relative paths of its launch spec are relative to."""
         return self.cwd or self.folder
