@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from headstart.cli.service_file import ServiceFile, write_service_file
 
 _HEAVY = ("mcp", "openai", "uvicorn", "starlette", "httpx2", "rich", "anyio")
 _RUN = f"""
@@ -54,7 +57,7 @@ def test_help_is_there_before_anything_heavy_could_be_imported(arguments: tuple[
             "headstart status: no such option: --jsno",
             "did you mean --json? see headstart status --help",
         ),
-        (("init",), "headstart init: missing option '--from'", "see headstart init --help"),
+        (("init",), "headstart init: missing option '--from'", "headstart init --from .mcp.json"),
         (
             ("bench", "routin"),
             "headstart bench: no such command 'routin'",
@@ -132,3 +135,19 @@ def test_replay_model_names_a_port_in_use(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"port {port} is in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_env_tells_where_the_service_runs_and_where_it_would_if_it_does_not(tmp_path: Path) -> None:
+    (tmp_path / "headstart.toml").touch()
+    asked = ("env", "--session", "my-run", "--state-dir", str(tmp_path))
+    assert "MCP_URL=http://127.0.0.1:8787/s/my-run/mcp" in run_headstart(*asked, cwd=tmp_path).stdout
+    write_service_file(tmp_path, ServiceFile(pid=os.getpid(), url="http://127.0.0.1:8795", token="t"))
+    assert "MCP_URL=http://127.0.0.1:8795/s/my-run/mcp" in run_headstart(*asked, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("name", ["my run", ""])
+def test_env_refuses_a_session_that_the_service_would_refuse(tmp_path: Path, name: str) -> None:
+    done = run_headstart("env", "--session", name, "--state-dir", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --session: a session name is 1 to 128 visible ASCII characters\n")
+    assert done.stdout == ""

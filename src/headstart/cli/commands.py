@@ -79,6 +79,9 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
 }
 """In the order of `--help`."""
 
+_EXAMPLES = {("headstart init", "Missing option '--from'"): "headstart init --from .mcp.json"}
+"""What to type where only an option is missing, by command and what was said."""
+
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 app.add_typer(bench.app, name="bench")
@@ -117,7 +120,8 @@ def _usage_error(error: TyperException) -> ConfigError:
     near = _near(error, context)
     cure = f"did you mean {near}? " if near else ""
     message = error.format_message().partition(" Did you mean")[0].partition(" (Possible options")[0].rstrip(".")
-    return ConfigError(message[0].lower() + message[1:], where=command, hint=f"{cure}see {command} --help")
+    hint = _EXAMPLES.get((command, message)) or f"{cure}see {command} --help"
+    return ConfigError(message[0].lower() + message[1:], where=command, hint=hint)
 
 
 def _near(error: TyperException, context: typer.Context | None) -> str:

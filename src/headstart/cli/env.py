@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
 
 from headstart.cli.agents import AGENTS, Endpoint, instructions
-from headstart.cli.service_file import host_for_url
+from headstart.cli.service_file import NotRunning, find_service, host_for_url
 from headstart.cli.settings import ConfigOption, StateOption, read_settings
+from headstart.errors import ConfigError
+from headstart.ids import SESSION_NAME_RULE, is_session_name
+
+if TYPE_CHECKING:
+    from headstart.config.model import Settings
 
 __all__ = ["env"]
 
@@ -27,7 +32,16 @@ def env(
 
     Whatever else there is to do is in comments.
     """
+    if session is not None and not is_session_name(session):
+        raise ConfigError(SESSION_NAME_RULE, where="--session", hint="choose a name such as my-run")
     settings = read_settings(config, state_dir)
-    service = settings.service
-    root = f"http://{host_for_url(service.host)}:{service.port}" + (f"/s/{quote(session, safe='')}" if session else "")
-    print(instructions(agent, Endpoint(root=root, upstreams=settings.upstreams, key=bool(service.keys))))
+    root = _url(settings) + ("" if session is None else f"/s/{quote(session, safe='')}")
+    print(instructions(agent, Endpoint(root=root, upstreams=settings.upstreams, key=bool(settings.service.keys))))
+
+
+def _url(settings: Settings) -> str:
+    """Where the service runs; where it would, if it does not: `serve --port` stands over the config."""
+    try:
+        return find_service(settings.state_dir).url
+    except NotRunning:
+        return f"http://{host_for_url(settings.service.host)}:{settings.service.port}"
