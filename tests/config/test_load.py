@@ -186,6 +186,20 @@ def test_off_loopback_is_fine_with_a_key(tmp_path: Path) -> None:
     assert "0123456789abcdef" not in repr(settings)
 
 
+def test_a_server_says_where_its_options_are_set(tmp_path: Path) -> None:
+    entries = '{"a": {"command": "x"}, "b": {"command": "x"},\n "c": {"command": "x", "headstart": {"pids": 9}}}'
+    (tmp_path / "mcp.json").write_text(f'{{"mcpServers": {entries}}}')
+    config = tmp_path / "headstart.toml"
+    config.write_text('mcp = "mcp.json"\n\n[servers.b]\nmounts = ["data"]\n')
+    servers = load_settings(config=config, variables={}, state_dir=tmp_path).servers
+    assert [one.option("mounts") for one in servers] == [
+        "servers.a.mounts (headstart.toml)",
+        "servers.b.mounts (headstart.toml:3)",
+        "mcpServers.c.headstart.mounts (mcp.json:2)",
+    ]
+    assert [(one.path, one.written) for one in servers[1].mounts] == [(tmp_path / "data", "data")]
+
+
 def test_learning_can_be_switched_off_and_only_with_a_boolean(tmp_path: Path) -> None:
     assert load(tmp_path, "").service.learn
     assert not load(tmp_path, "[service]\nlearn = false").service.learn

@@ -70,8 +70,10 @@ async def test_the_lists_of_a_server_that_does_not_start_say_why(open_service: O
 
 async def test_lists_that_take_long_to_learn_are_not_waited_for_without_end(open_service: OpenService) -> None:
     async with open_service(stdio_server("silent.py"), learn_timeout_s=0.3) as service:
-        with pytest.raises(CatalogueUnavailable, match=r"still being learned after 0.3 s"):
+        with pytest.raises(CatalogueUnavailable, match=r"still being learned after 0.3 s") as caught:
             await service.catalogue(NOTES, scope())
+    assert "learn_timeout_s" in str(caught.value.hint)
+    assert "by hand" in str(caught.value.hint)
 
 
 async def test_a_command_that_does_not_exist_is_named_with_its_key(open_service: OpenService) -> None:

@@ -152,6 +152,18 @@ def test_a_missing_command_and_a_missing_mount_are_named(tmp_path: Path) -> None
     assert mount.value.hint == "create it, or correct mcpServers.srv.headstart.mounts"
 
 
+def test_a_working_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerUnavailable, match=f"srv: its cwd {tmp_path}/gone does not exist") as told:
+        launch_spec(server("sh", cwd=tmp_path / "gone"), HostFacts())
+    assert told.value.hint == "create it, or correct mcpServers.srv.cwd"
+
+
+def test_a_relative_mount_that_is_not_there_is_told_as_written(tmp_path: Path) -> None:
+    mount = MountSetting(path=tmp_path / "gone", written="gone")
+    with pytest.raises(ServerUnavailable, match=r"gone \(written as 'gone', which is relative to the file's folder\)"):
+        launch_spec(server("sh", mounts=(mount,)), HostFacts())
+
+
 def test_what_cannot_be_read_is_the_servers_trouble_alone(tmp_path: Path) -> None:
     npx = executable(tmp_path / "bin" / "npx")
     (tmp_path / "cache").write_text("a file where a folder should be")

@@ -7,6 +7,7 @@ Nothing is read from the environment here but the variables that a file names
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -101,6 +102,8 @@ def load_settings(
                 hint=f"known servers: {known}",
             )
         servers[name] = _with_options(servers[name], options, where=where, key=f"servers.{name}", base=base)
+    if config is not None:
+        servers = {name: _set_there(one, config, text, written=name in file.servers) for name, one in servers.items()}
     settings = Settings(
         servers=tuple(server for server in servers.values() if not server.disabled),
         state_dir=state_dir,
@@ -110,6 +113,15 @@ def load_settings(
     )
     check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
     return settings
+
+
+def _set_there(server: ServerSettings, config: Path, text: str, *, written: bool) -> ServerSettings:
+    """Note that `headstart.toml` is where to set an option, unless the server's own entry does so alone."""
+    path = ["servers", server.name]
+    if server.options_key and not written:
+        return server
+    place = f"{config.name}:{line_in_toml(text, path)}" if written else config.name
+    return replace(server, options_key=".".join(path), options_file=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +197,7 @@ def _server(name: str, raw: object, document: _McpDocument) -> ServerSettings:
     if entry.headstart is None:
         return server
     at = document.where(name, "headstart")
+    server = replace(server, options_key=f"mcpServers.{name}.headstart", options_file=at)
     return _with_options(server, entry.headstart, where=at, key=f"{name}.headstart", base=document.folder)
 
 
@@ -198,16 +211,22 @@ def _with_options(
     if options.instance is not None:
         given["shared"] = options.instance == "shared"
     if options.mounts is not None:
-        given["mounts"] = tuple(_mount(mount, base=base) for mount in options.mounts)
+        given["mounts"] = tuple(_mount(mount, base=base, where=where, key=key) for mount in options.mounts)
     if options.warmup is not None:
         given["warmup"] = WarmupCall(tool=options.warmup.tool, arguments=options.warmup.arguments)
     return replace(server, **given)
 
 
-def _mount(mount: MountOption | str, *, base: Path) -> MountSetting:
+def _mount(mount: MountOption | str, *, base: Path, where: str, key: str) -> MountSetting:
     option = MountOption(path=mount) if isinstance(mount, str) else mount
-    path = base / Path(option.path).expanduser()
-    return MountSetting(path=path, mode=option.mode, target=Path(option.target) if option.target else None)
+    given = Path(option.path).expanduser()
+    target = Path(option.target) if option.target else None
+    if target is not None and not target.is_absolute():
+        raise ConfigError(
+            f"target {option.target} is no absolute path", where=where, key=f"{key}.mounts", hint="begin it with /"
+        )
+    path = Path(os.path.normpath(base / given))
+    return MountSetting(path=path, mode=option.mode, target=target, written="" if given.is_absolute() else option.path)
 
 
 def _pool(file: HeadstartFile) -> PoolSettings:

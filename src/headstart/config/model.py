@@ -38,12 +38,17 @@ class PoolMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountSetting:
-    """A host path a server may see."""
+    """A host path a server may see.
+
+    Attributes:
+        written: As the user gave it, where that was a relative path; for messages.
+    """
 
     path: Path
     mode: str = "ro"
     """`ro`, `rw` or `overlay` (writable, and gone with the sandbox)."""
     target: Path | None = None
+    written: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,7 @@ class ServerSettings:
         keywords: More words that point to this server.
         session_env: Names in `env` whose values differ per session.
         start_timeout_s / call_timeout_s: Deadlines; None means no limit for calls.
+        options_key / options_file: Where all but the launch spec is set or would be, for messages; see `option`.
     """
 
     name: ResourceId
@@ -95,6 +101,17 @@ class ServerSettings:
     start_timeout_s: float = 120.0
     call_timeout_s: float | None = None
     disabled: bool = False
+    options_key: str = field(default="", compare=False)
+    options_file: str = field(default="", compare=False)
+
+    def option(self, name: str) -> str:
+        """Say where the user sets an option.
+
+        >>> ServerSettings(name=ResourceId("git")).option("mounts")
+        'mcpServers.git.headstart.mounts'
+        """
+        key = f"{self.options_key or f'mcpServers.{self.name}.headstart'}.{name}"
+        return f"{key} ({self.options_file})" if self.options_file else key
 
     @property
     def remote(self) -> bool:

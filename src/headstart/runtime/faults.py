@@ -48,7 +48,7 @@ def never_answered(server: ServerSettings, link: StdioLink | None) -> StartTimed
     return StartTimedOut(
         f"{server.name}: it did not answer its handshake within {waited}{words}",
         server=server.name,
-        hint=f"raise mcpServers.{server.name}.headstart.start_timeout_s, or run it by hand: {_command(server)}",
+        hint=f"raise {server.option('start_timeout_s')}, or run it by hand: {_command(server)}",
     )
 
 
@@ -57,7 +57,7 @@ def never_attached(server: ServerSettings) -> StartTimedOut:
     return StartTimedOut(
         f"{server.name}: its sandbox did not start the command within {server.start_timeout_s:g} s",
         server=server.name,
-        hint=f"raise mcpServers.{server.name}.headstart.start_timeout_s; headstart doctor checks the backend",
+        hint=f"raise {server.option('start_timeout_s')}; headstart doctor checks the backend",
     )
 
 
@@ -82,7 +82,7 @@ def timed_out_call(server: ServerSettings, method: str) -> ServerUnavailable:
     return ServerUnavailable(
         f"{server.name}: {method} got no answer within {server.call_timeout_s:g} s and was cancelled",
         server=server.name,
-        hint=f"raise mcpServers.{server.name}.headstart.call_timeout_s",
+        hint=f"raise {server.option('call_timeout_s')}",
     )
 
 
@@ -106,7 +106,7 @@ def _download_hint(server: ServerSettings) -> str | None:
         return None
     return (
         f"run it once by hand, so that its package is in the cache: {_command(server)}; "
-        f'or set mcpServers.{server.name}.headstart.network to "host"'
+        f'or have {server.option("network")} say "host"'
     )
 
 
@@ -116,14 +116,14 @@ def _mount_hint(server: ServerSettings) -> str | None:
     for argument in server.args:
         path = Path(argument)
         if path.is_absolute() and path.is_dir() and not any(path.is_relative_to(one) for one in shown):
-            return f"{path} is not visible in its sandbox: add it to mcpServers.{server.name}.headstart.mounts"
+            return f"{path} is not visible in its sandbox: add it to {server.option('mounts')}"
     return None
 
 
 def _memory_hint(server: ServerSettings, status: ExitStatus | None) -> str | None:
     if status is None or not status.out_of_memory:
         return None
-    return f"raise mcpServers.{server.name}.headstart.memory_mb"
+    return f"raise {server.option('memory_mb')}"
 
 
 def _command(server: ServerSettings) -> str:

@@ -198,7 +198,7 @@ class Forms:
                 raise ServerUnavailable(
                     f"{server}: it may only start from a zygote, but none can be made: {choice.reason}",
                     server=server,
-                    hint=f'set mcpServers.{server}.headstart.zygote to "auto"',
+                    hint=f'set {self._parts.servers.get(server).option("zygote")} to "auto"',
                 )
         return zygote or await self.cold(principal, server)
 

@@ -124,7 +124,8 @@ class Learner:
             case None:
                 return CatalogueUnavailable(
                     f"{server}: its tools are still being learned after {self._timeout_s:g} s",
-                    hint="ask again in a moment, or run `headstart init` once beforehand",
+                    hint="ask again in a moment; if it never answers, run it by hand to see why; "
+                    "if it needs longer, raise learn_timeout_s of [service]",
                 )
             case UnauthorizedUpstream():
                 return flight.failure

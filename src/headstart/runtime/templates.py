@@ -53,6 +53,7 @@ def launch_spec(server: ServerSettings, host: HostFacts) -> LaunchSpec:
     Raises:
         ServerUnavailable: Its command or a declared mount does not exist, or cannot be read.
     """
+    _check_cwd(server)
     try:
         launch = find_launch(server, host)
         _check_mounts(server)
@@ -87,13 +88,23 @@ def remote_digest(server: ServerSettings) -> str:
     return _hash([server.url, sorted(server.headers.items())])
 
 
+def _check_cwd(server: ServerSettings) -> None:
+    if server.cwd is not None and not server.cwd.is_dir():
+        raise ServerUnavailable(
+            f"{server.name}: its cwd {server.cwd} {'is no folder' if server.cwd.exists() else 'does not exist'}",
+            server=server.name,
+            hint=f"create it, or correct mcpServers.{server.name}.cwd",
+        )
+
+
 def _check_mounts(server: ServerSettings) -> None:
     for mount in server.mounts:
         if not mount.path.exists():
+            told = f" (written as {mount.written!r}, which is relative to the file's folder)" if mount.written else ""
             raise ServerUnavailable(
-                f"{server.name}: mount {mount.path} does not exist",
+                f"{server.name}: mount {mount.path}{told} does not exist",
                 server=server.name,
-                hint=f"create it, or correct mcpServers.{server.name}.headstart.mounts",
+                hint=f"create it, or correct {server.option('mounts')}",
             )
 
 
