@@ -23,7 +23,9 @@ def told(**runtime: Any) -> dict[str, Any]:
             "sessions": 1,
             "sandboxes": [{**sandbox, "age_s": 3.2, "memory_bytes": 9_000_000, "served": 2}],
             "used_bytes": 33_000_000,
-            "memory_bytes": 4_000_000_000,
+            "memory_bytes": 3_000_000_000,
+            "set_aside_bytes": 1_000_000_000,
+            "too_large": [],
             "starting": 0,
             "starts_at_once": 2,
             "queued": 0,
@@ -115,3 +117,7 @@ def test_servers_without_a_network_are_named_with_the_cure(capsys: pytest.Captur
     text = printed(capsys, told())
     assert 'git, fetch (set network = "host" under [servers.NAME]' in text
     assert "no network" not in printed(capsys, {**told(), "offline": []})
+
+
+def test_memory_is_told_with_the_part_that_is_set_aside_for_zygotes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "33 MB of 3,000 MB in use; 1,000 MB more are set aside for zygotes" in printed(capsys, told())

@@ -18,6 +18,7 @@ from headstart.cli.app import Application, open_application
 from headstart.cli.service_file import ServiceFile, host_for_url, write_service_file
 from headstart.cli.state import only_one
 from headstart.cli.terminal import say
+from headstart.clock import SystemClock
 from headstart.config.model import Settings
 from headstart.errors import ConfigError
 from headstart.proxy.port import PortProtocol
@@ -137,9 +138,13 @@ def _announce(settings: Settings, url: str, application: Application) -> None:
     unusable = application.service.unusable
     usable = [server.name for server in settings.servers if server.name not in unusable]
     count = f"{len(usable)} of {len(settings.servers)}" if unusable else str(len(usable))
-    say(f"headstart: {url}/mcp serves {count} servers ({', '.join(usable) or 'none'})")
+    say(
+        f"headstart: {url}/mcp serves {count} {'server' if count == '1' else 'servers'} ({', '.join(usable) or 'none'})"
+    )
     for problem in unusable.values():
         say(f"headstart: cannot start {problem}. hint: {problem.hint}")
+    for told in application.service.broker.statistics(SystemClock().monotonic_s()).pool.too_large:
+        say(f"headstart: too little memory: {told}")
     for upstream in settings.upstreams:
         path = "/v1" if upstream.prefix == "default" else f"/{upstream.prefix}/v1"
         way = f", {upstream.way}" if upstream.proxy is not None else ""

@@ -59,7 +59,10 @@ def report(found: Json) -> Iterator[RenderableType]:
 def _service(found: Json) -> Iterator[tuple[str, str]]:
     pool, waste, backend = found["pool"], found["waste"], found["backend"]
     yield "pool", f"{pool['mode']}; {_count(pool['sessions'], 'session')}, {_count(len(pool['sandboxes']), 'sandbox')}"
-    yield "memory", f"{_mb(pool['used_bytes'])} of {_mb(pool['memory_bytes'])} in use"
+    aside = f"; {_mb(pool['set_aside_bytes'])} more are set aside for zygotes" if pool["set_aside_bytes"] else ""
+    yield "memory", f"{_mb(pool['used_bytes'])} of {_mb(pool['memory_bytes'])} in use{aside}"
+    for told in pool["too_large"]:
+        yield "too large", told
     yield (
         "starting",
         f"{pool['starting']} now (at most {pool['starts_at_once']} at once), {pool['queued']} more are waiting",

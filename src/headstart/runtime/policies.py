@@ -20,12 +20,14 @@ def broker_policy(settings: Settings, *, zygotes: bool) -> BrokerPolicy:
     With `zygotes`, their share of the memory budget is not the pool's to give.
     """
     pool = settings.pool
-    share = 1.0 - ZYGOTE_SHARE if zygotes else 1.0
+    memory_bytes = pool.memory_mb * BYTES_PER_MB
+    set_aside_bytes = int(memory_bytes * ZYGOTE_SHARE) if zygotes else 0
     learn_text = settings.service.learn_text
     return BrokerPolicy(
         pool=PoolPolicy(
             mode=Mode(pool.mode.value),
-            memory_bytes=int(pool.memory_mb * BYTES_PER_MB * share),
+            memory_bytes=memory_bytes - set_aside_bytes,
+            set_aside_bytes=set_aside_bytes,
             starts_at_once=pool.starts_at_once if pool.starts_at_once is not None else os.cpu_count() or 1,
             reserved_sets=pool.reserved_sets,
             idle_stop_s=pool.idle_stop_s,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headstart.core.events import (
     LeaseRefusal,
     PrepareForm,
@@ -16,6 +18,7 @@ from headstart.core.pool import (
     PoolPolicy,
     SandboxState,
 )
+from headstart.core.pool.refusals import too_little_memory
 from headstart.ids import ResourceId, SequentialIds
 
 from .driving import (
@@ -107,6 +110,23 @@ def test_a_server_that_can_never_fit_is_refused_with_both_numbers_and_the_cure()
         "git needs about 900 MB, but the memory budget for all sandboxes is 500 MB; "
         "set memory_mb of [pool] to at least 900"
     )
+
+
+@pytest.mark.parametrize(("aside", "cure"), [(0, 900), (125, 1125), (167, 1201)])
+def test_the_budget_that_is_named_as_the_cure_is_one_in_which_the_server_fits(aside: int, cure: int) -> None:
+    policy = PoolPolicy(memory_bytes=500 * MB, set_aside_bytes=aside * MB)
+    told = too_little_memory(GIT, 900 * MB, policy)
+    assert told.endswith(f"at least {cure}")
+    assert cure * 500 / (500 + aside) >= 900
+
+
+def test_servers_that_can_never_fit_are_told_before_anybody_calls_them() -> None:
+    d = driven(memory_bytes=500 * MB)
+    d.register(EXCEL, memory_bytes=90 * MB)
+    assert d.pool.statistics(0.0).too_large == ()
+    d.register(memory_bytes=900 * MB)
+    (told,) = d.pool.statistics(0.0).too_large
+    assert told.startswith("git needs about 900 MB")
 
 
 def test_a_claimed_start_evicts_the_cheapest_bet_and_starts_when_it_is_gone() -> None:

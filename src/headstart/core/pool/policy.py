@@ -27,6 +27,7 @@ class PoolPolicy:
 
     Attributes:
         memory_bytes: For all sandboxes together, by measurement, else by estimate.
+        set_aside_bytes: What zygotes may hold beside it; the user sets the sum.
         starts_at_once: Start slots; starts are CPU-bound, so one per core is right.
         reserved_sets: In `reserved`: complete sets kept warm for sessions to come.
         idle_stop_s: When an idle sandbox that only served READ calls is stopped at the
@@ -38,6 +39,7 @@ class PoolPolicy:
 
     mode: Mode = Mode.PREDICTIVE
     memory_bytes: int = 4_000_000_000
+    set_aside_bytes: int = 0
     starts_at_once: int = 2
     reserved_sets: int = 1
     idle_stop_s: float = 600.0

@@ -19,6 +19,8 @@ for a sandbox that is gone; and, for one that is stopping, what `sandboxes.py` l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from headstart.core.bets import Bet, BetKind
 from headstart.core.events import (
     CallAbandoned,
@@ -197,6 +199,8 @@ class Pool:
             sandboxes=tuple(view(each, at_s) for each in self.inventory),
             used_bytes=self.inventory.used_bytes,
             memory_bytes=self._policy.memory_bytes,
+            set_aside_bytes=self._policy.set_aside_bytes,
+            too_large=tuple(self._too_large()),
             starting=len(self.inventory.starting()),
             starts_at_once=self._policy.starts_at_once,
             queued=self.inventory.all_queued(),
@@ -207,6 +211,14 @@ class Pool:
             ended_unused=self.inventory.ended_unused,
             ended_unused_cpu_s=self.inventory.ended_unused_cpu_s,
         )
+
+    def _too_large(self) -> Iterator[str]:
+        told = {
+            spec.resource: self._servers.estimate(spec).memory_bytes
+            for spec in self._servers.all()
+            if not spec.remote and self._servers.never_fits(spec)
+        }
+        return (refusals.too_little_memory(resource, needed, self._policy) for resource, needed in told.items())
 
     def check_invariants(self) -> None:
         """Assert what holds after every event.
@@ -340,10 +352,7 @@ class Pool:
                 return
             if self._servers.never_fits(spec):
                 needed_bytes = self._servers.estimate(spec).memory_bytes
-                budget_bytes = self._policy.memory_bytes
-                refusal = refusals.never_fits(
-                    call.id, spec.resource, needed_bytes=needed_bytes, budget_bytes=budget_bytes
-                )
+                refusal = refusals.never_fits(call.id, spec.resource, needed_bytes, self._policy)
                 self._refuse(call, refusal)
                 return
             sandbox = self._provision.add(session, spec, priority=Priority.CLAIMED, because="called", now_s=self._now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headstart.core.events import LeaseRefusal, RefuseLease
+from headstart.core.pool.policy import PoolPolicy
 from headstart.ids import CallId, ResourceId, SessionId
 
 __all__ = [
@@ -13,8 +14,11 @@ __all__ = [
     "session_closed",
     "start_failed",
     "state_lost",
+    "too_little_memory",
     "unknown_resource",
 ]
+
+_MB = 1_000_000
 
 
 def draining(call: CallId) -> RefuseLease:
@@ -56,13 +60,21 @@ def backing_off(call: CallId, resource: ResourceId, why: str, wait_s: float) -> 
     )
 
 
-def never_fits(call: CallId, resource: ResourceId, *, needed_bytes: int, budget_bytes: int) -> RefuseLease:
-    needed = -(-needed_bytes // 1_000_000)
-    message = (
-        f"{resource} needs about {needed} MB, but the memory budget for all sandboxes is "
-        f"{budget_bytes // 1_000_000} MB; set memory_mb of [pool] to at least {needed}"
+def never_fits(call: CallId, resource: ResourceId, needed_bytes: int, policy: PoolPolicy) -> RefuseLease:
+    return RefuseLease(
+        call=call, refusal=LeaseRefusal.NO_MEMORY, message=too_little_memory(resource, needed_bytes, policy)
     )
-    return RefuseLease(call=call, refusal=LeaseRefusal.NO_MEMORY, message=message)
+
+
+def too_little_memory(resource: ResourceId, needed_bytes: int, policy: PoolPolicy) -> str:
+    """Say that a server can never start, and with which budget it could: the part for zygotes grows with it."""
+    budget, aside = policy.memory_bytes, policy.set_aside_bytes
+    cure = -(-needed_bytes * (budget + aside) // (budget * _MB))
+    told = f" ({aside // _MB} MB more are set aside for zygotes)" if aside else ""
+    return (
+        f"{resource} needs about {-(-needed_bytes // _MB)} MB, but the memory budget for all sandboxes is "
+        f"{budget // _MB} MB{told}; set memory_mb of [pool] to at least {cure}"
+    )
 
 
 def no_memory_for_now(

@@ -40,6 +40,10 @@ class Servers:
         """Yield a principal's servers in the order of their registration."""
         return iter(list(self._specs.get(principal, {}).values()))
 
+    def all(self) -> Iterator[ResourceRegistered]:
+        """Yield all servers of all principals."""
+        return (spec for specs in self._specs.values() for spec in specs.values())
+
     def estimate(self, spec: ResourceRegistered) -> Estimate:
         """Return what a start of it takes and holds."""
         return self._estimates.of(spec.principal, spec.resource, spec.form)

@@ -46,6 +46,8 @@ class PoolStatistics:
     """All sandboxes, and the budgets: used and limit.
 
     Attributes:
+        set_aside_bytes: What zygotes may hold beside `memory_bytes`.
+        too_large: One sentence for each server that can never start within the budget.
         queued: Starts that wait for a slot or for memory.
         backing_off: Servers that are not started now because they failed.
         ended: Sandboxes that are gone; of these, how many never served a call, and the
@@ -55,6 +57,8 @@ class PoolStatistics:
     sandboxes: tuple[SandboxView, ...]
     used_bytes: int
     memory_bytes: int
+    set_aside_bytes: int
+    too_large: tuple[str, ...]
     starting: int
     starts_at_once: int
     queued: int
