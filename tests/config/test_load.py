@@ -186,6 +186,13 @@ def test_off_loopback_is_fine_with_a_key(tmp_path: Path) -> None:
     assert "0123456789abcdef" not in repr(settings)
 
 
+def test_a_misspelt_command_is_told_as_what_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"a": {"comand": "x"}}}')
+    with pytest.raises(ConfigError) as caught:
+        read_mcp_file(tmp_path / "mcp.json", variables={})
+    assert caught.value.hint == 'did you mean "command" in place of "comand"?'
+
+
 def test_a_server_says_where_its_options_are_set(tmp_path: Path) -> None:
     entries = '{"a": {"command": "x"}, "b": {"command": "x"},\n "c": {"command": "x", "headstart": {"pids": 9}}}'
     (tmp_path / "mcp.json").write_text(f'{{"mcpServers": {entries}}}')

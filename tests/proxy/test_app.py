@@ -152,7 +152,19 @@ async def test_a_wrong_path_gets_one_json_line_with_the_cure(
     assert (answer.status, answer.rest.count(b"\n")) == (404, 1)
     error = json.loads(answer.rest)["error"]
     assert error["code"] == code
-    assert "hint: " in error["message"]
+    assert f"hint: {error['hint']}" in error["message"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1", "/s/run/v1/", "/default/v1"])
+async def test_an_mcp_client_that_was_given_a_models_url_is_told_where_mcp_is(
+    proxied: ProxyMaker, raw_request: RawClient, path: str
+) -> None:
+    request = f"POST {path} HTTP/1.1\r\nHost: p\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+    async with proxied({"default": "http://127.0.0.1:1/v1"}) as proxy:
+        answer = await raw_request(proxy.port, request.encode())
+    assert answer.status == 404
+    assert "MCP is at /mcp" in json.loads(answer.rest)["error"]["hint"]
 
 
 @pytest.mark.anyio

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from headstart.config.model import Settings
 from headstart.gateway.app import Gateway, GatewayOptions, open_gateway
 from headstart.gateway.guard import PortGuard
 from headstart.gateway.sessions import SessionLimits
-from headstart.gateway.wire import send_json
 from headstart.ids import LOCAL_PRINCIPAL, PRINCIPAL_SCOPE_KEY, PrincipalId, RandomIds
 from headstart.proxy.app import ModelProxy, open_proxy
+from headstart.proxy.refusals import Refusal
 from headstart.runtime.service import Service
 
-__all__ = ["Application", "open_application"]
+__all__ = ["Application", "nothing_at", "open_application"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,10 @@ class Application:
     backend: Backend
     service: Service
     gateway: Gateway
+
+
+MODEL_ROUTES = ("/chat/completions", "/completions", "/embeddings", "/messages", "/models", "/responses")
+"""What SDKs ask for behind their base URL."""
 
 
 class _Routes:
@@ -58,9 +61,15 @@ class _Routes:
         elif scope["type"] == "websocket" or self._proxy.claims(path):
             await self._proxy(scope, receive, send)
         else:
-            hint = "MCP is at /mcp and /mcp/<server>, models are at /v1 and /<upstream>/v1; /s/<id> in front names a session"
-            body = json.dumps({"error": f"nothing is at {path}", "hint": hint}).encode()
-            await send_json(send, 404, body)
+            await nothing_at(path).send(send)
+
+
+def nothing_at(path: str) -> Refusal:
+    """Tell a client that came to a wrong path, in the shape that the SDKs of models show, where to go."""
+    hint = "MCP is at /mcp and /mcp/<server>, models are at /v1 and /<upstream>/v1; /s/<id> in front names a session"
+    if path.endswith(MODEL_ROUTES):
+        hint = "give the SDK a base URL that ends in /v1 (headstart env prints it)"
+    return Refusal(status=404, code="no_route", message=f"nothing is at {path}", hint=hint)
 
 
 @asynccontextmanager

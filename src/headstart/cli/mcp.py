@@ -6,12 +6,17 @@ Agents start this once per session and wait for it, so nothing heavy is imported
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
 import os
 import subprocess
 import sys
 import time
+from contextlib import closing
+from http import HTTPStatus
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import quote, urlsplit
 
 from headstart.cli.service_file import NotRunning, ServiceFile, find_service
 from headstart.cli.state import STATE_IN_USE_STATUS, state_dir
@@ -35,6 +40,8 @@ def main(arguments: list[str]) -> int:
     folder = state_dir(given.state_dir)
     try:
         service = _running(folder, config=given.config)
+        if given.server is not None:
+            _check_server(service, given.server)
     except HeadstartError as error:
         print(f"error: {error}", file=sys.stderr)
         if error.hint:
@@ -85,14 +92,40 @@ def _start(folder: Path, *, config: str | None) -> ServiceFile:
             ):  # in use: another shim was faster; wait for its service
                 break
             time.sleep(0.05)
-    told = _reason(log, said_before)
-    raise NotRunning("the service did not start" + (f": {told}" if told else ""), hint=f"its log is {log}")
+    told, hint = _reason(log, said_before)
+    where = f"its log is {log}"
+    raise NotRunning(
+        "the service did not start" + (f": {told}" if told else ""), hint=f"{hint} ({where})" if hint else where
+    )
 
 
-def _reason(log: Path, offset: int) -> str:
-    """Return the error that a log ends with, from `offset` on; else its last line."""
+def _check_server(service: ServiceFile, server: str) -> None:
+    """Ask for the server's path in a way that does nothing: only one that is not there is answered 404.
+
+    Raises:
+        HeadstartError: There is none of this name; the message is the service's.
+    """
+    where = urlsplit(service.url)
+    key = os.environ.get("HEADSTART_KEY")
+    try:
+        with closing(http.client.HTTPConnection(where.hostname or "", where.port, timeout=10)) as connection:
+            connection.request("PUT", f"/mcp/{quote(server, safe='')}", headers={"X-Headstart-Key": key} if key else {})
+            response = connection.getresponse()
+            status, body = response.status, response.read()
+    except (OSError, http.client.HTTPException):
+        return  # whoever connects next tells that
+    if status == HTTPStatus.NOT_FOUND:
+        raise HeadstartError(json.loads(body)["error"]["message"], hint="headstart mcp without --server has them all")
+
+
+def _reason(log: Path, offset: int) -> tuple[str, str]:
+    """Return the error that a log ends with, from `offset` on, and its hint; else its last line and none."""
     with log.open("rb") as file:
         file.seek(max(offset, log.stat().st_size - _LOG_TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1]
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if not errors:
+        return (lines or [""])[-1], ""
+    after = lines[errors[-1] + 1 :]
+    hint = next((line.removeprefix("hint: ") for line in after if line.startswith("hint: ")), "")
+    return lines[errors[-1]].removeprefix("error: "), hint

@@ -6,6 +6,7 @@ Nothing is read from the environment here but the variables that a file names
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -176,7 +177,7 @@ def _server(name: str, raw: object, document: _McpDocument) -> ServerSettings:
         raise invalid_value(exc, model=McpServerEntry, where=at, prefix=[name]) from exc
     if (entry.command is None) == (entry.url is None):
         problem = "has neither command nor url" if entry.command is None else "has both command and url"
-        hint = 'give "command" (stdio) or "url" (remote), one of the two'
+        hint = _meant(raw) or 'give "command" (stdio) or "url" (remote), one of the two'
         raise ConfigError(problem, where=document.where(name), key=name, hint=hint)
     if entry.type == "sse":
         hint = 'use its streamable HTTP url with "type": "http"'
@@ -199,6 +200,14 @@ def _server(name: str, raw: object, document: _McpDocument) -> ServerSettings:
     at = document.where(name, "headstart")
     server = replace(server, options_key=f"mcpServers.{name}.headstart", options_file=at)
     return _with_options(server, entry.headstart, where=at, key=f"{name}.headstart", base=document.folder)
+
+
+def _meant(raw: object) -> str | None:
+    """Find what was probably meant to be `command` or `url`."""
+    for key in cast("dict[str, object]", raw) if isinstance(raw, dict) else ():
+        if key not in McpServerEntry.model_fields and (near := difflib.get_close_matches(key, ("command", "url"), n=1)):
+            return f'did you mean "{near[0]}" in place of "{key}"?'
+    return None
 
 
 def _with_options(

@@ -168,7 +168,9 @@ class ModelProxy:
         if (refusal := _unreadable(scope)) is not None:
             return refusal
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-        return self._routes.resolve(raw_path, scope["query_string"])
+        route = self._routes.resolve(raw_path, scope["query_string"])
+        misdirected = isinstance(route, Route) and scope["method"] == "POST" and route.path in ("", "/")
+        return _NOT_MCP if misdirected else route
 
     def _client_request(self, scope: Scope, route: Route) -> ClientRequest:
         headers = list(scope["headers"])
@@ -237,6 +239,12 @@ def _names_upgrade(headers: Sequence[Header]) -> bool:
     return any(name == b"connection" and b"upgrade" in value.lower() for name, value in headers)
 
 
+_NOT_MCP = Refusal(
+    status=404,
+    code="no_route",
+    message="a base URL itself takes no POST",
+    hint="MCP is at /mcp and /mcp/<server>, model APIs below the base URL (/v1/chat/completions)",
+)
 _UPGRADE_REFUSED = Refusal(
     status=426,
     code="no_websocket",

@@ -31,7 +31,8 @@ class Refusal:
     headers: tuple[Header, ...] = ()
 
     def body(self) -> bytes:
-        error = {"message": f"{self.message}. hint: {self.hint}", "type": "headstart_proxy", "code": self.code}
+        told = f"{self.message}. hint: {self.hint}"  # SDKs show the message and nothing else
+        error = {"message": told, "type": "headstart_proxy", "code": self.code, "hint": self.hint}
         return json.dumps({"error": error}, ensure_ascii=False).encode() + b"\n"
 
     async def send(self, send: Send) -> None:

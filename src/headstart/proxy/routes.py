@@ -152,7 +152,7 @@ class Routes:
     def _refuse_prefix(self, prefix: bytes) -> Refusal:
         known = ", ".join(f"/{upstream.prefix}/v1" for upstream in self.upstreams) or "none"
         name = prefix.decode("latin-1")
-        hint = f"the configured upstreams are: {known}; add others to headstart.toml"
+        hint = f"the configured upstreams are: {known}; add others to headstart.toml; MCP is at /mcp"
         return Refusal(status=404, code="unknown_upstream", message=f"no upstream is named {name!r}", hint=hint)
 
     @staticmethod
