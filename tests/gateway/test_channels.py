@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from mcp import MCPError
+from mcp_types import INTERNAL_ERROR
 
 from headstart.gateway import session as session_module
 from headstart.gateway.channels import RequestChannel, Voice
@@ -55,7 +56,7 @@ async def asked(connection: Connection, reply: Reply, then: Callable[[], None]) 
             await anyio.wait_all_tasks_blocked()
             then()
     assert connection.questions == {}
-    assert list(reply.questions) == []
+    assert reply.questions == {}
     return errors[0]
 
 
@@ -92,3 +93,51 @@ async def test_a_stateless_client_s_question_ends_with_its_call() -> None:
             await anyio.wait_all_tasks_blocked()
             call.close()
     assert errors == ["the call ended before elicitation/create was answered"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        ({"code": -1, "message": "no"}, -1, "no"),
+        ({"code": "x", "message": "no"}, INTERNAL_ERROR, "no"),
+        ({"code": 1.5}, INTERNAL_ERROR, "the client gave no message"),
+        ({"code": [1], "message": {}}, INTERNAL_ERROR, "the client gave no message"),
+        ("no", INTERNAL_ERROR, "no"),
+    ],
+)
+async def test_a_clients_error_of_the_wrong_shape_is_a_refusal_all_the_same(
+    error: object, code: int, message: str
+) -> None:
+    connection = connection_of()
+    channel = RequestChannel(
+        Voice(connection, {}, Reply(unheard, can_stream=True, headers=[])), None, cast("Views", None)
+    )
+
+    async def refuse() -> None:
+        while not connection.questions:
+            await anyio.lowlevel.checkpoint()
+        for question in connection.questions.values():
+            question.answer({"jsonrpc": "2.0", "id": "q", "error": error})
+
+    told: list[tuple[int, str]] = []
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(refuse)
+            with pytest.raises(MCPError) as caught:
+                await channel.request("elicitation/create", {})
+            told.append((caught.value.code, caught.value.message))
+    assert told == [(code, message)]
+
+
+async def test_questions_that_a_server_takes_back_leave_nothing_with_a_parked_call() -> None:
+    connection = connection_of()
+    call = ParkedCall(connection, Voice(connection, {}, Reply(unheard, can_stream=True, headers=[])))
+    for _ in range(3):
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await call.ask("elicitation/create", None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.ask, "elicitation/create", {"n": 4})
+        with anyio.fail_after(5):
+            assert await call.outcome() == {"q4": {"method": "elicitation/create", "params": {"n": 4}}}
+        tasks.cancel_scope.cancel()

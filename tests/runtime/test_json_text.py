@@ -32,10 +32,30 @@ def test_odd_but_valid_json_survives(text: bytes) -> None:
     assert encode(decode(text)) == text
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[1,]", b'"\xff"', b"01", b"[" * 200_000])
+@pytest.mark.parametrize("text", [b"", b"{", b"[1,]", b'"\xff"', b"01", b"[" * 200_000, b"NaN", b"[1,-Infinity]"])
 def test_what_is_not_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  any wording is fine
         decode(text)
+
+
+@pytest.mark.parametrize("depth", range(100, 1_000, 50))
+def test_what_could_be_read_can_be_written_from_deeper_down(depth: int) -> None:
+    def deeper(frames: int, value: object) -> bytes:
+        return encode({"result": value}) if frames == 0 else deeper(frames - 1, value)
+
+    text = b'{"a":' * depth + b"1" + b"}" * depth
+    try:
+        value = decode(text)
+    except ValueError:
+        assert depth > 500, "no result that deep is refused"
+    else:
+        assert deeper(200, value) == b'{"result":%b}' % text
+
+
+@pytest.mark.parametrize("text", ["é", "\ud800"])
+def test_a_number_that_no_float_holds_is_written_as_null(text: str) -> None:
+    value = [text, decode(b"1e999")]
+    assert json.loads(encode(value)) == json.loads(encode_ascii(value)) == [text, None]
 
 
 @given(values)

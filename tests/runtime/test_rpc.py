@@ -8,6 +8,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 
 from headstart.clock import ManualClock
 from headstart.ids import ResourceId
@@ -235,6 +236,70 @@ async def test_a_server_may_take_its_own_request_back() -> None:
         assert (await it.has_sent(2))["id"] == 8
 
 
+class Asked(RecordingChannel):
+    """A client that is asked, and answers nothing."""
+
+    async def request(self, method: str, params: JsonObject | None, *, server: ResourceId | None = None) -> JsonObject:
+        self._note(method, params)
+        await anyio.sleep_forever()
+        return {}
+
+
+async def test_a_servers_request_under_an_id_that_is_open_is_refused_and_asks_nobody() -> None:
+    client = Asked()
+    async with scene() as it:
+        await it.ask(channel=client)
+        for _ in range(300):
+            it.peer.receive({"jsonrpc": "2.0", "id": 7, "method": "sampling/createMessage", "params": {}})
+        refused = await it.has_sent(300)
+        await client.wait_for("sampling/createMessage")
+    assert (refused["id"], refused["error"]["code"]) == (7, rpc.INVALID_REQUEST)
+    assert len(client.told) == 1
+
+
+async def test_a_server_has_a_bounded_number_of_requests_open() -> None:
+    client = Asked()
+    async with scene() as it:
+        await it.ask(channel=client)
+        for number in range(rpc.MAX_SERVER_REQUESTS + 1):
+            it.peer.receive({"jsonrpc": "2.0", "id": number, "method": "sampling/createMessage", "params": {}})
+        refused = await it.has_sent(2)
+    assert refused["id"] == rpc.MAX_SERVER_REQUESTS
+    assert refused["error"]["message"] == "too many requests of this server are open"
+
+
+async def test_a_question_that_cannot_be_asked_is_refused_and_the_conversation_goes_on() -> None:
+    class Broken(RecordingChannel):
+        async def request(
+            self, method: str, params: JsonObject | None, *, server: ResourceId | None = None
+        ) -> JsonObject:
+            raise ValueError("no client's answer may do this")
+
+    async with scene() as it:
+        await it.ask(channel=Broken())
+        it.peer.receive({"jsonrpc": "2.0", "id": 7, "method": "elicitation/create", "params": {}})
+        refused = await it.has_sent(2)
+        it.peer.receive({"jsonrpc": "2.0", "id": 1, "result": {}})
+        await it.answered()
+    assert (refused["id"], refused["error"]["code"]) == (7, rpc.INTERNAL_ERROR)
+    assert isinstance(it.answers[0], Exchange)
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, True, 1.0, None])
+async def test_an_id_that_cannot_be_ours_concerns_no_request(number: object) -> None:
+    client = RecordingChannel()
+    async with scene() as it:
+        await it.ask(params={"_meta": {"progressToken": "t"}}, channel=client)
+        assert it.peer.receive({"jsonrpc": "2.0", "id": number, "result": {"wrong": True}})
+        assert it.peer.receive(notification("notifications/progress", {"progressToken": number, "progress": 1}))
+        meta = {"_meta": {SUBSCRIPTION_ID_META_KEY: number}}
+        assert it.peer.receive(notification("notifications/resources/updated", meta))
+        assert it.peer.receive({"jsonrpc": "2.0", "id": "1", "result": {}})
+        await it.answered()
+    assert [answer.result for answer in it.answers if isinstance(answer, Exchange)] == [{}]
+    assert client.told == [("notifications/resources/updated", meta)]
+
+
 async def test_changed_lists_concern_the_owner_even_while_a_request_is_open() -> None:
     client = RecordingChannel()
     async with scene() as it:
@@ -245,7 +310,8 @@ async def test_changed_lists_concern_the_owner_even_while_a_request_is_open() ->
 
 
 @pytest.mark.parametrize(
-    "junk", [1, None, "text", {}, {"method": 3}, {"method": "x", "params": [1]}, [{"result": {}}, 5]]
+    "junk",
+    [1, None, "text", {}, {"method": 3}, {"method": "x", "params": [1]}, [{"result": {}}, 5], [[{"result": {}}]]],
 )
 async def test_what_is_no_message_is_told_as_such(junk: object) -> None:
     async with scene() as it:

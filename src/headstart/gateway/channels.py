@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 from mcp import MCPError
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
-from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, LOG_LEVEL_META_KEY, METHOD_NOT_FOUND
+from mcp_types import INVALID_REQUEST, LOG_LEVEL_META_KEY, METHOD_NOT_FOUND
 
 from headstart.errors import HeadstartError
 from headstart.gateway.reply import Reply
@@ -26,6 +26,7 @@ from headstart.gateway.views import Views
 from headstart.gateway.wire import json_object, notification_message, request_message
 from headstart.ids import ResourceId
 from headstart.runtime.contract import JsonObject
+from headstart.runtime.rpc import told_error
 
 __all__ = ["RequestChannel", "SessionChannel", "Voice", "announce_changes", "capability_for"]
 
@@ -142,7 +143,7 @@ class RequestChannel:
             return await self._voice.ask(method, params)
         connection, reply = self._voice.connection, self._voice.reply
         question_id, question = _open_question(connection)
-        reply.questions = [*reply.questions, question]
+        reply.questions[question_id] = question
         try:
             if not await reply.say(request_message(question_id, method, params)):
                 raise _no_stream(method)
@@ -153,7 +154,7 @@ class RequestChannel:
             raise
         finally:
             connection.questions.pop(question_id, None)
-            reply.questions = [one for one in reply.questions if one is not question]
+            del reply.questions[question_id]
 
 
 class SessionChannel:
@@ -291,7 +292,7 @@ def _no_stream(method: str) -> MCPError:
 
 
 def _answer_of(message: JsonObject) -> JsonObject:
-    error = json_object(message.get("error"))
+    error = message.get("error")
     if error is not None:
-        raise MCPError(error.get("code", INTERNAL_ERROR), str(error.get("message", "")), error.get("data"))
+        raise told_error(error, teller="client")
     return json_object(message.get("result")) or {}

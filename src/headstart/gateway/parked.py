@@ -8,6 +8,7 @@ waiting, and the client comes back with its answers and the call's `requestState
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
@@ -42,6 +43,7 @@ class ParkedCall:
         self.voice = voice
         self.answer: Answer | None = None
         self.scope = anyio.CancelScope()
+        self._numbers = itertools.count(1)
         self._asked: dict[str, JsonObject] = {}
         self._replies: dict[str, JsonObject] = {}
         self._changed = anyio.Event()
@@ -53,15 +55,19 @@ class ParkedCall:
         Raises:
             MCPError: It did not come back in time, or its call has ended.
         """
-        key = f"q{len(self._asked) + len(self._replies) + 1}"
+        key = f"q{next(self._numbers)}"
         self._asked[key] = {"method": method, "params": params or {}}
         self._stir()
-        with anyio.move_on_after(PATIENCE_S):
-            while key not in self._replies:
-                if self._over:
-                    raise MCPError(CONNECTION_CLOSED, f"the call ended before {method} was answered")
-                await self._changed.wait()
-            return self._replies[key]
+        try:
+            with anyio.move_on_after(PATIENCE_S):
+                while key not in self._replies:
+                    if self._over:
+                        raise MCPError(CONNECTION_CLOSED, f"the call ended before {method} was answered")
+                    await self._changed.wait()
+                return self._replies[key]
+        finally:  # a server may ask, and take back, without end
+            del self._asked[key]
+            self._replies.pop(key, None)
         raise MCPError(REQUEST_TIMEOUT, f"the client did not come back to answer {method}")
 
     async def outcome(self) -> Answer | Mapping[str, JsonObject]:

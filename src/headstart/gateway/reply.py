@@ -26,13 +26,13 @@ class Reply:
         can_stream: The client accepts event streams; without, everything before the
             result is dropped.
         headers: Sent with the response, whichever form it takes.
-        questions: What servers have asked on it; given up when the client leaves.
+        questions: What servers have asked on it, by our id; given up when the client leaves.
     """
 
     def __init__(self, send: Send, *, can_stream: bool, headers: list[tuple[bytes, bytes]]) -> None:
         self.can_stream = can_stream
         self.headers = headers
-        self.questions: Sequence[Question] = ()
+        self.questions: dict[str, Question] = {}
         self._send = send
         self._turn: anyio.Lock | None = None  # made with the stream; a plain answer needs none
         self._finished = False
@@ -52,7 +52,7 @@ class Reply:
     def leave(self) -> None:
         """Note that the client has gone."""
         self._left = True
-        for question in self.questions:
+        for question in self.questions.values():
             question.give_up()
 
     def silent(self) -> bool:

@@ -36,13 +36,16 @@ from headstart.ids import ResourceId
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.outbox import LinkClosed, Outbox, Outgoing
 
-__all__ = ["Conversation", "Exchange", "Nobody", "Owner", "Peer"]
+__all__ = ["Conversation", "Exchange", "Nobody", "Owner", "Peer", "told_error"]
 
 MAX_ARRIVALS = 1_000
 MAX_SERVER_REQUESTS = 64
+INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INTERNAL_ERROR = -32603
 
+_ID_DIGITS = 18
+"""Our ids count up from 1; Python refuses to read a number of some thousands of digits."""
 _NEVER_CANCELLED = frozenset({"initialize", "server/discover"})
 
 _log = logging.getLogger(__name__)
@@ -223,8 +226,18 @@ class Peer:
     def receive(self, message: object, *, size_bytes: int = 0) -> bool:
         """Take one parsed message; return False if it is no JSON-RPC message."""
         if isinstance(message, list):
-            taken = [self.receive(one) for one in cast("list[object]", message)]  # all of them, whatever the first is
+            taken = [self._receive_one(one) for one in cast("list[object]", message)]  # all, whatever the first is
             return all(taken)
+        return self._receive_one(message, size_bytes)
+
+    def close(self) -> None:
+        """End the conversation: every open request fails with `LinkClosed`. Idempotent."""
+        self._closed = True
+        for pending in self._pending.values():
+            pending.put(LinkClosed())
+
+    def _receive_one(self, message: object, size_bytes: int = 0) -> bool:
+        """Take what is no batch (a batch holds none)."""
         if not isinstance(message, dict):
             return False
         fields = cast("JsonObject", message)
@@ -234,12 +247,6 @@ class Peer:
         if "result" in fields or "error" in fields:
             return self._receive_answer(fields, size_bytes)
         return False
-
-    def close(self) -> None:
-        """End the conversation: every open request fails with `LinkClosed`. Idempotent."""
-        self._closed = True
-        for pending in self._pending.values():
-            pending.put(LinkClosed())
 
     # ------------------------------------------------------------ what we asked
 
@@ -279,7 +286,7 @@ class Peer:
             return True  # the late answer to a request that was cancelled
         pending.answered_s = self._clock.monotonic_s()
         if "error" in fields:
-            pending.put(_server_error(fields["error"]))
+            pending.put(told_error(fields["error"], teller="server"))
         elif isinstance(fields["result"], dict):
             pending.put(_Answer(result=cast("JsonObject", fields["result"]), size_bytes=size_bytes))
         else:
@@ -294,7 +301,7 @@ class Peer:
             return False
         params = cast("JsonObject | None", params)
         request_id = fields.get("id")
-        if isinstance(request_id, str | int):
+        if isinstance(request_id, str | int) and not isinstance(request_id, bool):
             self._serve(request_id, method, params)
         elif method == "notifications/cancelled":
             self._cancel_served((params or {}).get("requestId"))
@@ -345,6 +352,8 @@ class Peer:
     def _serve(self, request_id: str | int, method: str, params: JsonObject | None) -> None:
         if method == "ping":
             self._answer({"jsonrpc": "2.0", "id": request_id, "result": {}})
+        elif request_id in self._serving:
+            self._answer(_refusal(request_id, INVALID_REQUEST, "a request with this id is open"))
         elif len(self._serving) >= MAX_SERVER_REQUESTS:
             self._answer(_refusal(request_id, INTERNAL_ERROR, "too many requests of this server are open"))
         else:
@@ -362,7 +371,7 @@ class Peer:
         except LinkClosed:
             pass
         finally:
-            self._serving.pop(request_id, None)
+            del self._serving[request_id]
 
     async def _ask_client(self, request_id: str | int, method: str, params: JsonObject | None) -> JsonObject:
         newest = self._newest_open()
@@ -375,6 +384,9 @@ class Peer:
             result = await channel.request(method, params, server=self._server)
         except MCPError as refused:
             return _refusal(request_id, refused.code, refused.message, refused.data)
+        except Exception:  # noqa: BLE001  supervises: what one question met must not end the link and the sandbox
+            _log.exception("%s of %s could not be asked", method, self._server)
+            return _refusal(request_id, INTERNAL_ERROR, f"{method} could not be asked")
         return {"jsonrpc": "2.0", "id": request_id, "result": result}
 
     def _answer(self, message: JsonObject) -> None:
@@ -400,20 +412,21 @@ def _with_own_token(params: JsonObject, request_id: int, pending: _Pending) -> J
 
 def _own_id(value: object) -> int:
     """Return the id of ours that a server echoed (some echo a number as a string), else -1."""
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and len(value) <= _ID_DIGITS and value.isascii() and value.isdigit():
         return int(value)
     return -1
 
 
-def _server_error(error: object) -> MCPError:
+def told_error(error: object, *, teller: str) -> MCPError:
+    """Make an exception of an `error` member, whatever the other side (`teller`) put there."""
     fields: dict[str, Any] = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": str(error)}
     code = fields.get("code")
     message = fields.get("message")
     return MCPError(
-        code if isinstance(code, int) else INTERNAL_ERROR,
-        message if isinstance(message, str) else "the server gave no message",
+        code if isinstance(code, int) and not isinstance(code, bool) else INTERNAL_ERROR,
+        message if isinstance(message, str) else f"the {teller} gave no message",
         fields.get("data"),
     )
 
