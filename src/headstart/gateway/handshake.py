@@ -7,7 +7,8 @@ time is the stream for everything else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final, cast
 
 import anyio
@@ -51,6 +52,7 @@ _NO_REPLAY: Final = (
     "no stream can be resumed here (no event had an id): a call whose client left was cancelled, so send it again; "
     "for what belongs to no request, GET without Last-Event-ID"
 )
+_ID_IN_USE: Final = refused(INVALID_REQUEST, "a request with this id is open; each needs an id of its own", status=400)
 _CANCELLED: Final = refused(REQUEST_CANCELLED, "Request cancelled")
 
 
@@ -216,7 +218,8 @@ class Handshake:
         reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
 
         async def work(scope: anyio.CancelScope) -> None:
-            answer = await self._answer(connection, message, reply, scope)
+            with _in_flight(connection, message["id"], scope) as admitted:
+                answer = await self._answer(connection, message, reply) if admitted else _ID_IN_USE
             await finish(self._parts, http, reply, answer, message["id"])
 
         with self._sessions.serving(connection):
@@ -232,36 +235,39 @@ class Handshake:
             told = f"a batch holds 1 to {_BATCH_LIMIT} JSON-RPC messages"
             await refuse(http.send, 400, INVALID_REQUEST, told)
             return
-        if len(connection.in_flight) + len(requests) > self._parts.requests_at_once:
-            await refuse_for_now(self._parts, http, None)
-            return
         for message in objects:
-            if message not in requests:
+            if "method" not in message or "id" not in message:
                 await self._one_way(connection, message)
         if not requests:
             await send_json(http.send, 202)
             return
+        if len(connection.in_flight) + len(requests) > self._parts.requests_at_once:
+            await refuse_for_now(self._parts, http, None)
+            return
         reply = Reply(http.send, can_stream=can_stream, headers=_session_header(connection))
         answers: dict[int, bytes] = {}
 
-        async def one(index: int, message: JsonObject) -> None:
+        async def one(index: int, message: JsonObject, scope: anyio.CancelScope) -> None:
             answers[index] = _CANCELLED.message(message["id"])
-            with anyio.CancelScope() as scope:
-                answers[index] = (await self._answer(connection, message, reply, scope)).message(message["id"])
+            with scope:
+                answers[index] = (await self._answer(connection, message, reply)).message(message["id"])
 
         async def work(_: anyio.CancelScope) -> None:
-            async with anyio.create_task_group() as tasks:
-                for index, message in enumerate(requests):
-                    tasks.start_soon(one, index, message)
+            with ExitStack() as all_in_flight:  # counted before any runs
+                async with anyio.create_task_group() as tasks:
+                    for index, message in enumerate(requests):
+                        scope = anyio.CancelScope()
+                        if all_in_flight.enter_context(_in_flight(connection, message["id"], scope)):
+                            tasks.start_soon(one, index, message, scope)
+                        else:
+                            answers[index] = _ID_IN_USE.message(message["id"])
             await reply.finish(b"[%b]" % b",".join(answers[index] for index in sorted(answers)))
 
         with self._sessions.serving(connection):
             await self._parts.attendance.attended(http.receive, reply, work)
 
-    async def _answer(
-        self, connection: Connection, message: JsonObject, reply: Reply, scope: anyio.CancelScope
-    ) -> Answer:
-        """Answer one request; cancelling it cancels `scope`."""
+    async def _answer(self, connection: Connection, message: JsonObject, reply: Reply) -> Answer:
+        """Answer one request."""
         request_id, method, params = message["id"], message["method"], message.get("params")
         if not is_request_id(request_id) or not isinstance(method, str):
             return refused(INVALID_REQUEST, "a request needs a method and a string or integer id", status=400)
@@ -269,12 +275,7 @@ class Handshake:
             return refused(INVALID_PARAMS, "params must be an object")
         given = cast("JsonObject", params or {})
         request = Request(connection, method, given, Voice(connection, given, reply))
-        connection.in_flight[request_id] = scope
-        try:
-            return await answer_request(request, self._methods.answer)
-        finally:
-            if connection.in_flight.get(request_id) is scope:
-                del connection.in_flight[request_id]
+        return await answer_request(request, self._methods.answer)
 
     async def _one_way(self, connection: Connection, message: JsonObject) -> bool:
         """Take a notification, or the answer to a server's question."""
@@ -289,11 +290,31 @@ class Handshake:
         told = json_object(message.get("params"))
         if method == "notifications/cancelled":
             request_id = (told or {}).get("requestId")
-            if is_request_id(request_id) and (scope := connection.in_flight.get(cast("str | int", request_id))):
+            if is_request_id(request_id) and (scope := connection.in_flight.get(request_id)):
                 scope.cancel()
         elif method != "notifications/initialized":
             await self._methods.notified(connection, method, told)
         return True
+
+
+@contextmanager
+def _in_flight(connection: Connection, request_id: object, scope: anyio.CancelScope) -> Generator[bool]:
+    """Count a request while it is open; cancelling it cancels `scope`.
+
+    Yields False, and counts nothing, if the client has one open under this id already. Of
+    clients that share a connection, all are counted, and the first of an id can be cancelled.
+    """
+    key = request_id if is_request_id(request_id) else object()
+    if key in connection.in_flight:
+        if not connection.implicit:
+            yield False
+            return
+        key = object()
+    connection.in_flight[key] = scope
+    try:
+        yield True
+    finally:
+        del connection.in_flight[key]
 
 
 def _is_named(connection: Connection, name: str) -> bool:
@@ -301,4 +322,4 @@ def _is_named(connection: Connection, name: str) -> bool:
 
 
 def _session_header(connection: Connection) -> list[tuple[bytes, bytes]]:
-    return [] if connection.id.startswith("@") else [(b"mcp-session-id", connection.id.encode("ascii"))]
+    return [] if connection.implicit else [(b"mcp-session-id", connection.id.encode("ascii"))]

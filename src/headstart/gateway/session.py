@@ -20,10 +20,7 @@ from headstart.gateway.wire import json_object
 from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import JsonObject, SessionScope
 
-__all__ = ["PATIENCE_S", "Connection", "Outbox", "Question", "RequestKey", "Session"]
-
-RequestKey = str | int
-"""A JSON-RPC id as the client wrote it."""
+__all__ = ["PATIENCE_S", "Connection", "Outbox", "Question", "Session"]
 
 PATIENCE_S: Final = 600.0
 """How long a server waits for a client's answer: a person may have to give it."""
@@ -88,7 +85,7 @@ class Connection:
             says who it is with each request.
         view: What it sees; None until it first looks.
         stale: Its lists have changed, and it could not be told yet.
-        in_flight: Its open requests, so that it can cancel them.
+        in_flight: Its open requests by its ids, so that it can cancel them, or by keys of ours.
         questions: Requests of servers that it has not answered yet, by our id.
         outboxes: Its open streams.
         log_level: What it set with `logging/setLevel`.
@@ -106,7 +103,7 @@ class Connection:
     view: View | None = None
     stale: bool = False
     log_level: str | None = None
-    in_flight: dict[RequestKey, anyio.CancelScope] = field(default_factory=dict[RequestKey, anyio.CancelScope])
+    in_flight: dict[object, anyio.CancelScope] = field(default_factory=dict[object, anyio.CancelScope])
     questions: dict[str, Question] = field(default_factory=dict[str, Question])
     outboxes: list[Outbox] = field(default_factory=list[Outbox])
     levels_sent: set[ResourceId] = field(default_factory=set[ResourceId])
@@ -116,6 +113,11 @@ class Connection:
     def capabilities(self) -> Mapping[str, Any]:
         """What the client says it can do."""
         return json_object(self.client_params.get("capabilities")) or {}
+
+    @property
+    def implicit(self) -> bool:
+        """It has no `Mcp-Session-Id`: several clients may be behind it, and use the same ids."""
+        return self.id.startswith("@")
 
     def learn_uri(self, uri: str, target: Target) -> None:
         """Remember where a resource came from; the oldest of too many is forgotten."""
