@@ -6,6 +6,8 @@ import io
 import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import anyio
@@ -15,7 +17,7 @@ from tests.gateway.conftest import Opened, eventually, streams_open, text_of
 from tests.gateway.raw import CLIENT
 from tests.gateway.test_pass_through import ask_twice, elicit, hold, sample, with_tool
 
-from headstart.gateway.stdio import StdioRoute, bridge
+from headstart.gateway.stdio import StdioRoute, StdioShim, bridge
 from headstart.ids import ResourceId
 from headstart.runtime.contract import ClientChannel, JsonObject, SessionScope
 from headstart.testing.fake_runtime import FakeRuntime, FakeServer, catalogue_of
@@ -140,6 +142,39 @@ async def test_bytes_go_through_as_they_are(runtime: FakeRuntime, opened: Opened
     assert code == 0
     assert [answer["id"] for answer in answers] == ["a", "é\n"]
     assert json.loads(answers[1]["result"]["content"][0]["text"]) == {"z": 1.5, "a": "€"}
+
+
+def test_the_stream_for_everything_else_is_opened_again_until_there_is_none() -> None:
+    statuses = [200, 503, 200, 404]
+    refused = threading.Event()
+
+    class Service(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(202)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            left, status = len(statuses), statuses.pop(0)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"data: {%d}\r\n\r\n" % left if status == 200 else b"")
+            if status == 404:
+                refused.set()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name there
+            pass
+
+    out = io.BytesIO()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as service:
+        threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        client = StdioShim(StdioRoute(base_url=f"http://127.0.0.1:{service.server_port}", session="s"), out)
+        client.take(b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        assert refused.wait(10)
+        client.end()
+        service.shutdown()
+    assert out.getvalue() == b"{4}\n{2}\n"
 
 
 def test_a_service_that_is_not_there_is_one_clear_line() -> None:

@@ -18,6 +18,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ __all__ = ["StdioRoute", "StdioShim", "bridge"]
 _REQUESTS_AT_ONCE: Final = 128
 _LEAVE_WITHIN_S: Final = 30.0
 """How long open requests may go on after the client has closed its end."""
+_REOPEN_AFTER_S: Final = (0.1, 10.0)
+"""The first wait before the GET stream is opened again, and the longest; each is twice the one before."""
 _FAILED: Final = -32000
 _META_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 _NAMED_BY: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
@@ -96,6 +99,7 @@ class StdioShim:
         }
         self._open: dict[object, http.client.HTTPConnection] = {}
         self._answered = threading.Condition()
+        self._ended = threading.Event()
 
     def probe(self) -> None:
         """Connect once.
@@ -125,6 +129,7 @@ class StdioShim:
 
     def end(self) -> None:
         """End the session that is the shim's own, or its connection to one that is not."""
+        self._ended.set()
         headers = dict(self._headers)
         if self._own:
             headers.pop("Mcp-Session-Id", None)
@@ -215,15 +220,40 @@ class StdioShim:
             return  # nobody waits for it; the next request will tell that the service is gone
 
     def _hear_everything_else(self) -> None:
-        """Hold the GET stream, if the service offers one."""
+        """Hold the GET stream, also over restarts of the service, until the shim ends or is refused one."""
+        first_s, longest_s = _REOPEN_AFTER_S
+        wait_s = first_s
+        while True:
+            opened_s = time.monotonic()
+            if not self._hear_one_stream():
+                return
+            if time.monotonic() - opened_s > longest_s:
+                wait_s = first_s
+            if self._ended.wait(wait_s):
+                return
+            wait_s = min(2 * wait_s, longest_s)
+
+    def _hear_one_stream(self) -> bool:
+        """Hold a GET stream to its end; return whether another may follow."""
         try:
             with closing(self._pool.connect()) as connection:
                 connection.request("GET", self._path, headers=self._headers)
                 response = connection.getresponse()
-                for told in _events(response) if response.status == 200 else ():
-                    self._write(told)
+                if response.status != 200:
+                    return response.status >= 500  # it does not serve yet, or no longer; else there is no such stream
+                for told in _events(response):
+                    if not self._heard(told):
+                        return False
         except (OSError, http.client.HTTPException, ValueError):
-            return  # the stream is a courtesy; requests go on without it
+            pass  # the service went away; requests tell the client so
+        return True
+
+    def _heard(self, told: bytes) -> bool:
+        try:
+            self._write(told)
+        except (OSError, ValueError):
+            return False  # the client is gone
+        return True
 
     def _hang_up(self, message: Message) -> bool:
         """Cancel a stateless request as its protocol does over HTTP: by closing its response."""
