@@ -83,6 +83,15 @@ async def test_a_page_that_rebinds_its_name_to_loopback_is_refused() -> None:
     assert seen.scopes == []
 
 
+@pytest.mark.parametrize(
+    "host", ["[::1]evil.example", "[::1]:80@evil.example", "127.0.0.1:80@evil.example", "localhost:80:80", "[::1", ""]
+)
+async def test_a_host_that_only_begins_with_an_allowed_one_is_refused(host: str) -> None:
+    seen, guard = guarded()
+    assert (await ask(guard, {"Host": host})).status_code == 403
+    assert seen.scopes == []
+
+
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8787"])
 async def test_a_page_of_another_origin_is_refused_even_with_a_simple_request(origin: str) -> None:
     seen, guard = guarded()

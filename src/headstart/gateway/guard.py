@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +37,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "[::]"})  # noqa: S104  recognised, not bound to
+_HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::[0-9]*)?", re.IGNORECASE)
+"""A name or address and perhaps a port, and nothing after it."""
 _PATH_PREFIX: Final = "/k/"
 
 
@@ -100,7 +103,8 @@ class PortGuard:
 
     def _wrong_host(self, scope: Scope) -> _Refusal | None:
         hosts = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) == 1 and _without_port(hosts[0]) in self._hosts:
+        named = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if named is not None and named["name"] in self._hosts:
             return None
         told = hosts[0] if len(hosts) == 1 else f"{len(hosts)} Host headers"
         return _Refusal(403, f"host not allowed: {told}", "use localhost, or add the name to allowed_hosts")
@@ -164,12 +168,6 @@ class PortGuard:
 def _bracketed(host: str) -> str:
     """Write an IPv6 address as the Host header does."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[: host.find("]") + 1]
-    return host.partition(":")[0]
 
 
 def _take_out(scope: Scope, name: bytes) -> None:
