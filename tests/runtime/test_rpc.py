@@ -311,11 +311,19 @@ async def test_changed_lists_concern_the_owner_even_while_a_request_is_open() ->
 
 @pytest.mark.parametrize(
     "junk",
-    [1, None, "text", {}, {"method": 3}, {"method": "x", "params": [1]}, [{"result": {}}, 5], [[{"result": {}}]]],
+    [1, None, "text", {}, {"method": 3}, {"method": "x", "params": [1]}, [{"result": {}}, 5]],
 )
 async def test_what_is_no_message_is_told_as_such(junk: object) -> None:
     async with scene() as it:
         assert not it.peer.receive(junk)
+
+
+async def test_a_batch_in_a_batch_is_no_message_however_deep() -> None:
+    nested: object = {"jsonrpc": "2.0", "method": "x"}
+    for _ in range(2_000):
+        nested = [nested]
+    async with scene() as it:
+        assert not it.peer.receive(nested)
 
 
 def notification(method: str, params: JsonObject | None) -> JsonObject:
