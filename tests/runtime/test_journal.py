@@ -142,6 +142,24 @@ async def test_what_the_queue_cannot_take_is_counted_and_the_gap_is_in_the_journ
 
 
 @pytest.mark.anyio
+async def test_a_full_disk_costs_events_which_are_counted_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journals, "BATCH_EVERY_S", 0.0)
+    (tmp_path / "b1-0001.jsonl").symlink_to("/dev/full")
+    async with open_journal(tmp_path, header()) as journal:
+        journal.append(TimerFired(at_s=1.0))
+        with anyio.fail_after(5):
+            while not journal.dropped:
+                await anyio.lowlevel.checkpoint()
+        journal.append(TimerFired(at_s=2.0))
+    assert (journal.written, journal.dropped) == (1, 1)
+    assert caplog.text.count("events are dropped until it can. hint: make room in") == 1
+    with pytest.raises(JournalUnreadable, match="1 events are missing here"):
+        list(read(tmp_path / "b1-0002.jsonl"))
+
+
+@pytest.mark.anyio
 async def test_a_long_journal_goes_on_in_a_new_part_and_old_parts_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,10 +26,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast, get_args
@@ -76,6 +77,8 @@ _SECRET_FIELDS: dict[type, tuple[str, ...]] = {
     events.SandboxStartFailed: ("message",),
     events.SandboxExited: ("message",),
 }
+
+_log = logging.getLogger(__name__)
 
 
 class JournalUnreadable(HeadstartError):
@@ -176,7 +179,7 @@ class Journal:
     """The journal of this run.
 
     Attributes:
-        dropped: Events that the queue could not take.
+        dropped: Events that the queue, or the disk, could not take.
         written: Events that reached the file.
     """
 
@@ -188,6 +191,7 @@ class Journal:
         self._closed = anyio.Event()
         self._file: IO[bytes] | None = None
         self._untold_drops = 0
+        self._failing = False
         self.dropped = 0
         self.written = 0
 
@@ -219,7 +223,7 @@ class Journal:
         batch, self._queue = self._queue, deque()
         drops, self._untold_drops = self._untold_drops, 0
         if batch or drops:
-            await anyio.to_thread.run_sync(self._write, batch, drops)
+            await anyio.to_thread.run_sync(self._write_or_drop, batch, drops)
 
     async def erase(self) -> int:
         """Erase all journals, this run's so far too; returns how many parts there were.
@@ -234,6 +238,25 @@ class Journal:
         self._wake.set()
 
     # ------------------------------------------------------------ in the writer's thread
+
+    def _write_or_drop(self, batch: deque[Entry], drops: int) -> None:
+        """Write; what the disk does not take (it may be full) is dropped and counted, for the service goes on."""
+        queued, written = len(batch), self.written
+        try:
+            self._write(batch, drops)
+        except OSError as exc:
+            lost = queued - (self.written - written)
+            self.dropped += lost
+            self._untold_drops += lost + drops
+            self._leave_part()
+            if not self._failing:
+                told = "the journal cannot be written (%s); events are dropped until it can. hint: make room in %s"
+                _log.error(told, exc.strerror, self._folder)
+            self._failing = True
+        else:
+            if self._failing:
+                _log.info("the journal is written again; %d events were dropped", self.dropped)
+            self._failing = False
 
     def _write(self, batch: deque[Entry], drops: int) -> None:
         write = encode if self._header.mode == "full" else encode_redacted
@@ -259,11 +282,14 @@ class Journal:
         self._remove_oldest()
         return self._file
 
-    def _erase(self) -> int:
+    def _leave_part(self) -> None:
+        """Go on in another part; what is still unwritten of this one is given up."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            self._close_file()
             self._header = dataclasses.replace(self._header, part=self._header.part + 1)
+
+    def _erase(self) -> int:
+        self._leave_part()
         parts = list(self._folder.glob("*.jsonl"))
         for path in parts:
             path.unlink(missing_ok=True)
@@ -276,7 +302,8 @@ class Journal:
 
     def _close_file(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # every batch was flushed; what could not be is counted already
+                self._file.close()
             self._file = None
 
 
@@ -359,7 +386,7 @@ def _record(line: bytes) -> Header | Entry:
         if _HEADER_FIELD in told:
             return cast("Header", _HEADER.decode(told[_HEADER_FIELD]))
         if "dropped" in told:
-            raise ValueError(f"{told['dropped']} events are missing here: the writer could not keep up")
+            raise ValueError(f"{told['dropped']} events are missing here: the writer or the disk could not take them")
     return decode(line)
 
 

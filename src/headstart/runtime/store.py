@@ -319,9 +319,9 @@ class Store:
         with self._guard:
             try:
                 self._apply_queue()
-            except sqlite3.OperationalError:
+            except sqlite3.OperationalError as exc:
                 self.failed_writes += 1
-                _log.exception("the state cannot be written now; it is right in memory and is tried again")
+                _log.error("the state cannot be written now (%s); it is right in memory and is tried again", exc)
 
     def _apply_queue(self) -> None:
         """Write all that waits in one transaction; if that fails it waits on."""
@@ -492,7 +492,10 @@ def _move_aside(path: Path, clock: Clock) -> Path:
 def _close(store: Store) -> None:
     store._apply()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  same module
     with closing(store._connection) as connection:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  same module
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError as exc:  # the disk is full: the next start does it
+            _log.error("the state's write-ahead log stays beside it: %s", exc)
 
 
 def _catalogue(text: str) -> Catalogue:
