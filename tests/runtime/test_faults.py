@@ -120,6 +120,23 @@ async def test_a_server_that_dies_in_a_call_is_quoted_and_its_lost_state_is_told
     assert caught.value.hint is not None
 
 
+async def test_what_a_server_said_in_one_session_is_not_told_in_another(open_service: OpenService) -> None:
+    async def until_it_backs_off(service: Service) -> str:
+        for number in range(5):
+            one = scope(f"s{number}")
+            try:
+                await service.request(one, NOTES, "tools/call", call("die"), RecordingChannel())
+            except ServerUnavailable as refused:
+                if refused.retry_after_s is not None:
+                    return str(refused)
+        raise AssertionError("it was started again and again")
+
+    async with open_service(stdio_server("notes.py")) as service:
+        told = await until_it_backs_off(service)
+    assert "exited with code 7" in told
+    assert "about to die of a bug" not in told
+
+
 async def test_what_a_failed_call_has_told_is_not_told_again_after_a_restart(open_service: OpenService) -> None:
     async with open_service(stdio_server("notes.py")) as service:
         await ask(service, "add_note", text="mine")
