@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headstart.errors import HeadstartError
 from headstart.ids import LOCAL_PRINCIPAL, PrincipalId, ResourceId, SessionId
 from headstart.runtime.service import Service
 from headstart.testing.fake_backend import FakeBackend
@@ -51,6 +52,20 @@ async def test_what_follows_what_is_known_after_a_restart_until_it_is_forgotten(
     assert remembered == learned
     assert of_somebody_else == nothing
     assert forgotten == nothing
+
+
+async def test_to_forget_somebody_unknown_erases_nothing_of_others(open_service: OpenService, tmp_path: Path) -> None:
+    servers = [scripted(name, tmp_path) for name in NAMES]
+    async with FakeBackend(programs={f"mcp-{name}": SCRIPT.program for name in NAMES}) as backend:
+        async with open_service(*servers, backend=backend) as service:
+            await lives_a_session(service, "one")
+            with pytest.raises(HeadstartError, match="nothing is known of a principal 'lokal'; nothing was erased"):
+                await service.forget(PrincipalId("lokal"))
+        async with open_service(*servers, backend=backend) as service:
+            erased = await service.forget(LOCAL_PRINCIPAL)
+    assert erased.learned == 1
+    assert erased.traces == 1
+    assert erased.journals >= 2
 
 
 async def test_with_learning_off_a_session_leaves_nothing_for_the_next_service(

@@ -37,7 +37,7 @@ from headstart.core.events import (
     StopSandbox,
 )
 from headstart.core.stream import GenerationStarted, ModelEvent
-from headstart.errors import BackendError, CatalogueUnavailable, ServerUnavailable
+from headstart.errors import BackendError, CatalogueUnavailable, HeadstartError, ServerUnavailable
 from headstart.ids import LOCAL_PRINCIPAL, IdSource, PrincipalId, ResourceId, SessionId
 from headstart.runtime.calls import CallPaths, Calls
 from headstart.runtime.catalogues import Catalogues
@@ -453,7 +453,15 @@ class Service:
         """Erase what was learned of a principal (None: of everybody), traces and journals too.
 
         Live sessions go on. Journals hold all principals' events mixed, so all of them go.
+
+        Raises:
+            HeadstartError: Nothing is known of that principal, and so nothing was erased.
         """
+        if principal is not None and principal not in self._introduced and not await self._store.knows(principal):
+            raise HeadstartError(
+                f"nothing is known of a principal {principal!r}; nothing was erased",
+                hint="look for a slip in its name; without one, everybody's is erased",
+            )
         for one in [principal] if principal is not None else list(self._introduced):
             self._journal.append(Forgot(principal=one))
             self.broker.forget(one)

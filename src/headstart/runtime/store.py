@@ -268,6 +268,19 @@ class Store:
         rows = await anyio.to_thread.run_sync(self._query, query, (*values, limit))
         return [str(row[0]) for row in rows]
 
+    async def knows(self, principal: PrincipalId) -> bool:
+        """Whether anything was learned for, or from, a principal."""
+        await self.flush()
+        return await anyio.to_thread.run_sync(self._knows, principal)
+
+    def _knows(self, principal: PrincipalId) -> bool:
+        with self._guard:
+            found = (
+                self._connection.execute(f"SELECT 1 FROM {table} WHERE principal = ? LIMIT 1", (principal,)).fetchone()  # noqa: S608 our own names
+                for table in _LEARNED
+            )
+            return any(found)
+
     async def forget_principal(self, principal: PrincipalId | None) -> Forgotten:
         """Erase everything that was learned for, or from, a principal (None: everybody)."""
         counts = await anyio.to_thread.run_sync(self._erase, principal)
