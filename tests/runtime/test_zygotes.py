@@ -125,7 +125,7 @@ async def test_the_call_that_is_compared_only_reads_and_the_operators_word_goes_
     cold = await check.backend.prepare(make_template(tmp_path, server=server))
     sandbox = await check.backend.start(cold, Identity(sandbox=SandboxId("tried")))
     try:
-        trial = await try_server(sandbox, warmup=None, effects=effects, clock=check.clock)
+        trial = await try_server(sandbox, choose=replace(check, effects=effects).choose_call, clock=check.clock)
     finally:
         await sandbox.aclose()
         await cold.aclose()

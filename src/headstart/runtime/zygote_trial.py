@@ -6,8 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import anyio
 from mcp.shared.exceptions import MCPError
@@ -22,10 +21,9 @@ from headstart.runtime.link import StdioLink, open_stdio_link
 from headstart.runtime.outbox import LinkClosed
 from headstart.runtime.rpc import Conversation, Nobody, Peer
 
-__all__ = ["Trial", "TrialFailed", "difference", "time_to_tools", "try_server"]
+__all__ = ["Trial", "TrialFailed", "difference", "reading_call", "time_to_tools", "try_server"]
 
 LAST_WORDS_S = 0.25
-NO_EFFECTS: Final[Mapping[str, EffectName]] = MappingProxyType({})
 
 
 class TrialFailed(Exception):
@@ -59,8 +57,7 @@ async def _nothing() -> None:
 async def try_server(
     sandbox: RunningSandbox,
     *,
-    warmup: WarmupCall | None,
-    effects: Mapping[str, EffectName] = NO_EFFECTS,
+    choose: Callable[[Lists], WarmupCall | None],
     clock: Clock,
     descriptors: Sequence[int] = (),
     while_up: Callable[[], Awaitable[object]] = _nothing,
@@ -69,8 +66,7 @@ async def try_server(
 
     Args:
         sandbox: Not attached to yet.
-        warmup: The call to make; None: whichever tool only reads.
-        effects: The operator's word on tools, which goes before a tool's own.
+        choose: Returns the call to make, None for none.
         clock: What `start_s` is measured by.
         descriptors: For the server, see `RunningSandbox.attach`.
         while_up: Called when the lists and the call were answered.
@@ -86,9 +82,7 @@ async def try_server(
         open_stdio_link(streams, server=server, owner=Nobody(), clock=clock) as link,
     ):
         try:
-            outcome: Trial | Exception = await _observe(
-                link.peer, sandbox, lambda lists: warmup or _reading_call(lists, effects), clock, while_up
-            )
+            outcome: Trial | Exception = await _observe(link.peer, sandbox, choose, clock, while_up)
         except LinkClosed:
             await anyio.sleep(LAST_WORDS_S)  # stdout has ended; stderr may still be on its way
             outcome = TrialFailed(f"it ended before it answered{_last_words(link)}")
@@ -171,7 +165,7 @@ def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _reading_call(lists: Lists, effects: Mapping[str, EffectName]) -> WarmupCall | None:
+def reading_call(lists: Lists, effects: Mapping[str, EffectName]) -> WarmupCall | None:
     """Find a tool that only reads and that can be called without arguments."""
     for tool in lists.tools:
         schema: Mapping[str, Any] = tool.get("inputSchema") or {}

@@ -43,9 +43,10 @@ from headstart.config.model import EffectName, WarmupCall
 from headstart.core.events import PrepareForm
 from headstart.errors import BackendError
 from headstart.ids import IdSource, RandomIds, SandboxId
+from headstart.runtime.handshake import Lists
 from headstart.runtime.store import FormChoice
 from headstart.runtime.zygote_reasons import reason_to_start_cold, reason_to_stay_before_main
-from headstart.runtime.zygote_trial import Trial, TrialFailed, difference, try_server
+from headstart.runtime.zygote_trial import Trial, TrialFailed, difference, reading_call, try_server
 
 __all__ = ["CheckedForm", "FormCheck", "choose_form", "restore_form"]
 
@@ -77,6 +78,10 @@ class FormCheck:
     timeout_s: float = 180.0
     clock: Clock = field(default_factory=SystemClock)
     ids: IdSource = field(default_factory=RandomIds)
+
+    def choose_call(self, lists: Lists) -> WarmupCall | None:
+        """Return the READ call to compare, if there is one."""
+        return self.warmup or reading_call(lists, self.effects)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +212,7 @@ async def _record(template: Template, check: FormCheck, plan: EntryPlan) -> tupl
             async with _started(_with_guest(template, record_command(plan, control=_CONTROL)), check) as sandbox:
                 trial = await try_server(
                     sandbox,
-                    warmup=check.warmup,
-                    effects=check.effects,
+                    choose=check.choose_call,
                     clock=check.clock,
                     descriptors=[theirs.fileno()],
                     while_up=take,
@@ -325,7 +329,7 @@ async def _fork_like(cold: Trial, prepared: Prepared, check: FormCheck) -> Trial
     """Start one sandbox from the zygote; it must show what the cold start has shown."""
     sandbox = await check.backend.start(prepared, _identity(check))
     try:
-        forked = await try_server(sandbox, warmup=check.warmup, effects=check.effects, clock=check.clock)
+        forked = await try_server(sandbox, choose=check.choose_call, clock=check.clock)
     finally:
         await sandbox.aclose()
     differs = difference(cold, forked)

@@ -1,9 +1,9 @@
 """One fork: from the zygote's copy to a confined process that is about to be the program.
 
 The backend decides what a sandbox is: its guest module's `fork(plan)` forks, and its
-`enter(plan, wanted)` is called in the fresh fork and returns in the process that is to become the server, whose supervisor
-(PID 1 of the new namespace, say) it has left above it. Most of that needs nothing but the
-plan, so it can be done *ahead*: a fork is parked, and waits inside `enter`, at its call of
+`enter(plan, wanted)` is called in the fresh fork and returns in the process that is to become
+the server, whose supervisor (PID 1 of the new namespace, say) it has left above it. Most of
+that needs nothing but the plan, so it can be done *ahead*: a fork is parked, and waits inside `enter`, at its call of
 `wanted`, for the request that makes it a server. A fork that nobody has made ahead takes the
 same way and finds its request there already.
 
