@@ -19,8 +19,6 @@ for a sandbox that is gone; and, for one that is stopping, what `sandboxes.py` l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from headstart.core.bets import Bet, BetKind
 from headstart.core.events import (
     CallAbandoned,
@@ -200,7 +198,10 @@ class Pool:
             used_bytes=self.inventory.used_bytes,
             memory_bytes=self._policy.memory_bytes,
             set_aside_bytes=self._policy.set_aside_bytes,
-            too_large=tuple(self._too_large()),
+            too_large=tuple(
+                refusals.too_little_memory(resource, needed_bytes, self._policy)
+                for resource, needed_bytes in self._servers.too_large().items()
+            ),
             starting=len(self.inventory.starting()),
             starts_at_once=self._policy.starts_at_once,
             queued=self.inventory.all_queued(),
@@ -211,14 +212,6 @@ class Pool:
             ended_unused=self.inventory.ended_unused,
             ended_unused_cpu_s=self.inventory.ended_unused_cpu_s,
         )
-
-    def _too_large(self) -> Iterator[str]:
-        told = {
-            spec.resource: self._servers.estimate(spec).memory_bytes
-            for spec in self._servers.all()
-            if not spec.remote and self._servers.never_fits(spec)
-        }
-        return (refusals.too_little_memory(resource, needed, self._policy) for resource, needed in told.items())
 
     def check_invariants(self) -> None:
         """Assert what holds after every event.
@@ -351,9 +344,8 @@ class Pool:
                 self._refuse(call, refusals.backing_off(call.id, spec.resource, why, wait_s))
                 return
             if self._servers.never_fits(spec):
-                needed_bytes = self._servers.estimate(spec).memory_bytes
-                refusal = refusals.never_fits(call.id, spec.resource, needed_bytes, self._policy)
-                self._refuse(call, refusal)
+                needed = self._servers.estimate(spec).memory_bytes
+                self._refuse(call, refusals.never_fits(call.id, spec.resource, needed, self._policy))
                 return
             sandbox = self._provision.add(session, spec, priority=Priority.CLAIMED, because="called", now_s=self._now_s)
         self._attach(call, sandbox)

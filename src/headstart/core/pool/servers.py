@@ -40,10 +40,6 @@ class Servers:
         """Yield a principal's servers in the order of their registration."""
         return iter(list(self._specs.get(principal, {}).values()))
 
-    def all(self) -> Iterator[ResourceRegistered]:
-        """Yield all servers of all principals."""
-        return (spec for specs in self._specs.values() for spec in specs.values())
-
     def estimate(self, spec: ResourceRegistered) -> Estimate:
         """Return what a start of it takes and holds."""
         return self._estimates.of(spec.principal, spec.resource, spec.form)
@@ -51,6 +47,11 @@ class Servers:
     def never_fits(self, spec: ResourceRegistered) -> bool:
         """Whether it needs more memory than there is for all together."""
         return self.estimate(spec).memory_bytes > self._memory_bytes
+
+    def too_large(self) -> dict[ResourceId, int]:
+        """Return the servers that can never start, with the bytes that they need."""
+        specs = (spec for specs in self._specs.values() for spec in specs.values() if not spec.remote)
+        return {spec.resource: self.estimate(spec).memory_bytes for spec in specs if self.never_fits(spec)}
 
     def sandbox(
         self,
