@@ -20,6 +20,7 @@ import pytest
 from headstart.backends.contract import Command, Identity, Leftovers, Template
 from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
+from headstart.backends.spawner.guest.runs import remove_cgroup
 from headstart.errors import BackendUnavailable
 from headstart.ids import SandboxId
 
@@ -96,6 +97,9 @@ def kill_all_that_name(state: Path) -> None:
         with suppress(OSError, ValueError):  # it has ended meanwhile, or is no process
             if int(entry.name) != os.getpid() and str(state) in (entry / "cmdline").read_text():
                 os.kill(int(entry.name), signal.SIGKILL)
+    for listing in state.glob("*/run-*/cgroups"):
+        for group in reversed(listing.read_text().split()):
+            remove_cgroup(group)
 
 
 def expect_silence(running: Load, killed_s: float) -> None:
