@@ -1,0 +1,87 @@
+"""What the local backend's tests start, and as whom."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headstart.backends.contract import (
+    Command,
+    Identity,
+    Limits,
+    Mount,
+    Network,
+    RunningSandbox,
+    Template,
+)
+from headstart.backends.local import LocalBackend, open_local_backend
+from headstart.ids import SandboxId
+
+__all__ = [
+    "ENTRY",
+    "ENV",
+    "ORDINARY",
+    "ROOT",
+    "as_root",
+    "backend_in",
+    "output",
+    "sandbox_in",
+    "shell",
+    "skipping_opener",
+    "template",
+]
+
+ROOT = os.geteuid() == 0
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+ENTRY = Command(argv=("cat",), env=ENV)
+ORDINARY = Limits()
+as_root = pytest.mark.skipif(not ROOT, reason="needs root")
+
+
+def shell(script: str) -> Command:
+    return Command(argv=("sh", "-c", script), env=ENV)
+
+
+def template(
+    *mounts: Mount, network: Network = Network.NONE, limits: Limits = ORDINARY, command: Command = ENTRY
+) -> Template:
+    return Template(name="test", command=command, mounts=mounts, network=network, limits=limits)
+
+
+@asynccontextmanager
+async def backend_in(folder: Path) -> AsyncGenerator[LocalBackend]:
+    """Yield a backend, and skip where this machine has no namespaces for this user."""
+    async with skipping_opener(folder) as backend:
+        yield backend
+
+
+def skipping_opener(folder: Path) -> AbstractAsyncContextManager[LocalBackend]:
+    probe = subprocess.run(["unshare", "--user", "--mount", "true"], capture_output=True, check=False)
+    if not ROOT and probe.returncode != 0:
+        pytest.skip(f"user namespaces are not available: {probe.stderr.decode().strip()}")
+    return open_local_backend(folder)
+
+
+@asynccontextmanager
+async def sandbox_in(
+    folder: Path, given: Template | None = None, *, identity: Identity | None = None
+) -> AsyncGenerator[RunningSandbox]:
+    async with backend_in(folder) as backend:
+        prepared = await backend.prepare(given or template())
+        sandbox = await backend.start(prepared, identity or Identity(sandbox=SandboxId("sb_1")))
+        try:
+            yield sandbox
+        finally:
+            await sandbox.aclose()
+            await prepared.aclose()
+
+
+async def output(sandbox: RunningSandbox, script: str) -> str:
+    done = await sandbox.run(shell(script))
+    assert done.status.code == 0, done
+    return done.stdout.decode().strip()
