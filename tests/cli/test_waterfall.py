@@ -143,6 +143,30 @@ def test_a_preparation_between_two_steps_is_shown_with_the_one_before() -> None:
     assert "nobody came: wasted" in drawn(trace(preparations=[late]))
 
 
+def test_what_was_waited_saved_and_wasted_is_told_in_seconds_and_as_a_share_of_the_whole() -> None:
+    wrong = preparation(resource="files", won=False, wasted_cpu_s=0.75, wasted_byte_s=2.5e9)
+    void = preparation(resource="web", won=False, void=True)
+    known = trace(preparations=[preparation(), wrong, wrong, void])
+    known["summary"] |= {"calls": 4, "cold_calls": 1, "wasted_cpu_s": 1.5, "wasted_byte_s": 5e9}
+    lines = [" ".join(line.split()) for line in drawn(known).splitlines()]
+    assert lines.count("a call came for it: saved 1.00 s, still waited 0.500 s") == 1
+    assert lines.count("nobody came: wasted 0.75 CPU-s and 2.50 GB-s") == 2
+    assert lines.count("it ended for a reason that says nothing about the guess") == 1
+    assert lines[lines.index("in all: 1 step, 4 calls, 2.00 s") + 1 :][:4] == [
+        "waited for sandboxes 0.500 s (25.0%)",
+        "nothing was prepared for 1 of 4 calls",
+        "saved by preparing 1.000 s (33.3%); 3.00 s without it",
+        "wasted 1.500 CPU-s, 5.00 GB-s (2 wrong, 1 void)",
+    ]
+
+
+def test_a_session_of_no_length_has_no_shares() -> None:
+    known = trace(steps=[], preparations=[])
+    known["summary"] |= {"steps": 0, "calls": 0, "wall_s": 0.0, "waited_s": 0.0, "hidden_s": 0.0, "parts": []}
+    lines = [" ".join(line.split()) for line in drawn(known).splitlines()]
+    assert "saved by preparing 0.000 s (0.0%); 0.00 s without it" in lines
+
+
 def test_servers_that_start_cold_are_named_with_their_reason_at_the_end() -> None:
     forms = [
         {"server": "git", "form": "zygote", "reason": "forks at its event loop"},
