@@ -195,6 +195,60 @@ async def test_a_restart_of_the_service_does_not_strand_a_client(runtime: FakeRu
     assert again.closed == []
 
 
+async def test_a_client_that_comes_back_at_the_cap_pushes_out_the_session_unused_longest(
+    runtime: FakeRuntime, opened: Opened, clock: ManualClock
+) -> None:
+    memory = ForgetfulMemory()
+    async with opened(runtime, memory=memory) as (url, _), Raw.opened(f"{url}/mcp") as raw:
+        session = (await raw.initialize()).headers["mcp-session-id"]
+        carried = dict(raw.headers)
+    async with opened(runtime, memory=memory, cap=2) as (url, gateway), Raw.opened(f"{url}/mcp") as raw:
+        others: list[str] = []
+        for _ in range(2):
+            async with Raw.opened(f"{url}/mcp") as other:
+                others.append((await other.initialize()).headers["mcp-session-id"])
+            clock.advance(1)
+        raw.headers = carried
+        answers: list[Any] = []
+
+        async def ask(request_id: int) -> None:
+            answers.append(await raw.ask("tools/call", {"name": "time__now", "arguments": {}}, request_id=request_id))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, 1)
+            tasks.start_soon(ask, 2)
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert {session.id for session in gateway.sessions.live()} == {session, others[1]}
+    assert runtime.closed == [(others[0], "the cap on sessions was reached")]
+
+
+async def test_a_client_that_comes_back_to_a_cap_of_busy_sessions_is_told_to_wait_and_not_that_it_is_unknown(
+    opened: Opened,
+) -> None:
+    released, answers = anyio.Event(), list[Any]()
+
+    async def wait(scope: SessionScope, params: JsonObject, channel: ClientChannel) -> JsonObject:
+        await released.wait()
+        return text_result("done")
+
+    runtime = FakeRuntime([FakeServer(catalogue=catalogue_of("slow", tools=["wait"]), tools={"wait": wait})])
+    memory = ForgetfulMemory()
+    async with opened(runtime, memory=memory) as (url, _), Raw.opened(f"{url}/mcp") as raw:
+        await raw.initialize()
+        carried = dict(raw.headers)
+    async with opened(runtime, memory=memory, cap=1) as (url, _), Raw.opened(f"{url}/mcp") as busy:
+        await busy.initialize()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(busy.ask, "tools/call", {"name": "slow__wait"})
+            await runtime.until(lambda: len(runtime.asked) == 1)
+            async with Raw.opened(f"{url}/mcp") as raw:
+                raw.headers = dict(carried)
+                answers.append(await raw.ask("tools/list"))
+            released.set()
+    assert answers[0].status_code == 503
+    assert "session_cap" in answers[0].json()["error"]["message"]
+
+
 async def test_a_remembered_client_is_forgotten_when_it_stays_away(
     runtime: FakeRuntime, opened: Opened, clock: ManualClock
 ) -> None:

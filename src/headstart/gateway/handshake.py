@@ -183,7 +183,7 @@ class Handshake:
         """Find whose request this is; None after having refused it."""
         connection_id = header(http.scope, b"mcp-session-id")
         if connection_id is not None:
-            connection = self._sessions.find(connection_id, http.principal, http.server)
+            connection = await self._sessions.find(connection_id, http.principal, http.server)
             if connection is not None and http.name is not None and not _is_named(connection, http.name):
                 connection = None
         elif http.name is not None:

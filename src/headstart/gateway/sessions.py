@@ -108,11 +108,15 @@ class Sessions:
         """Return a session by the name that its client gave it."""
         return self._sessions.get(session_named(principal, name))
 
-    def find(self, connection_id: str, principal: PrincipalId, server: ResourceId | None) -> Connection | None:
-        """Return a handshake connection, reviving a remembered one; None if it is not this client's."""
+    async def find(self, connection_id: str, principal: PrincipalId, server: ResourceId | None) -> Connection | None:
+        """Return a handshake connection, reviving a remembered one; None if it is not this client's.
+
+        Raises:
+            TooManySessions: There is no room to revive it and nothing idle to end.
+        """
         connection = self._connections.get(connection_id)
         if connection is None:
-            return self._revive(connection_id, principal, server)
+            return await self._revive(connection_id, principal, server)
         mine = connection.session.principal == principal and connection.server == server
         return connection if mine else None
 
@@ -131,7 +135,8 @@ class Sessions:
             TooManySessions: There is no room and nothing idle to end.
         """
         connection_id = self._ids.new("mcp")
-        session = await self._session(principal, name or connection_id, named=name is not None)
+        session_id = session_named(principal, name or connection_id)
+        session = await self._session(session_id, principal, named=name is not None)
         connection = self._join(session, connection_id, server, protocol_version, client_params)
         self._connections[connection_id] = connection
         self._save(connection)
@@ -147,7 +152,7 @@ class Sessions:
         protocol_version: str,
     ) -> Connection:
         """Return the connection of a client that has no `Mcp-Session-Id`, one per session and route."""
-        session = await self._session(principal, name, named=named)
+        session = await self._session(session_named(principal, name), principal, named=named)
         local_id = f"@{protocol_version}/{server or ''}"
         connection = session.connections.get(local_id)
         return connection or self._join(session, local_id, server, protocol_version, {})
@@ -219,8 +224,7 @@ class Sessions:
 
     # ------------------------------------------------------------ inside
 
-    async def _session(self, principal: PrincipalId, name: str, *, named: bool) -> Session:
-        session_id = session_named(principal, name)
+    async def _session(self, session_id: SessionId, principal: PrincipalId, *, named: bool) -> Session:
         session = self._sessions.get(session_id)
         if session is not None:
             return session
@@ -267,23 +271,16 @@ class Sessions:
         self._runtime.open_session(connection.scope)
         return connection
 
-    def _revive(self, connection_id: str, principal: PrincipalId, server: ResourceId | None) -> Connection | None:
+    async def _revive(self, connection_id: str, principal: PrincipalId, server: ResourceId | None) -> Connection | None:
         known = self._memory.load(connection_id)
         if known is None or known.principal != principal or known.server != server:
             return None
-        if len(self._sessions) >= self._limits.cap and known.session not in self._sessions:
-            return None
-        session = self._sessions.setdefault(
-            known.session,
-            Session(
-                id=known.session,
-                principal=principal,
-                named=known.session != session_named(principal, connection_id),
-                used_s=self._clock.monotonic_s(),
-            ),
-        )
-        connection = self._join(session, connection_id, server, known.protocol_version, known.client_params)
-        self._connections[connection_id] = connection
+        named = known.session != session_named(principal, connection_id)
+        session = await self._session(known.session, principal, named=named)
+        connection = self._connections.get(connection_id)  # another request of this client may have come meanwhile
+        if connection is None:
+            connection = self._join(session, connection_id, server, known.protocol_version, known.client_params)
+            self._connections[connection_id] = connection
         return connection
 
     def _save_is_due(self, connection_id: str) -> bool:
