@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 from headstart.backends.contract import Backend
 from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
+from headstart.bench.scratch import scratch_dir
 from headstart.errors import BackendUnavailable
 
 __all__ = ["best_backend_name", "open_best_backend"]
@@ -17,9 +16,9 @@ __all__ = ["best_backend_name", "open_best_backend"]
 
 @asynccontextmanager
 async def open_best_backend(tell: Callable[[str], None]) -> AsyncGenerator[Backend]:
-    """Open the best backend of this machine on a folder of its own, and tell if it does not isolate."""
+    """Open the best backend of this machine in the benches' folder, and tell if it does not isolate."""
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headstart-bench-")))
+        folder = scratch_dir()
         try:
             backend: Backend = await stack.enter_async_context(open_local_backend(folder))
         except BackendUnavailable as missing:

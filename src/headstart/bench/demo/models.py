@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from headstart.bench.demo.leash import leashed
 from headstart.errors import HeadstartError
 
 __all__ = ["MAIN_TPOT_S", "Pace", "open_models"]
@@ -59,7 +59,7 @@ async def open_models(
 @contextmanager
 def _replay_model(recordings: Path, *, tpot_s: float, ttft_s: float) -> Generator[subprocess.Popen[str]]:
     pace = ("--ttft-ms", str(ttft_s * 1000), "--tpot-ms", str(tpot_s * 1000))
-    command = (sys.executable, "-m", "headstart", "replay-model", str(recordings), "--port", "0", *pace)
+    command = leashed("replay-model", str(recordings), "--port", "0", *pace)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from headstart.bench.demo.agent import SessionRecord, open_loopback, run_session
+from headstart.bench.demo.leash import leashed
 from headstart.bench.demo.models import Pace
 from headstart.bench.replay_model import Recording
 from headstart.errors import HeadstartError
@@ -169,7 +169,7 @@ def _start(config: ServiceConfig) -> subprocess.Popen[bytes]:
     file.write_text(config.toml(), encoding="utf-8")
     options = ("--config", str(file), "--state-dir", str(config.state_dir), "--port", "0")
     with config.log.open("wb") as sink:
-        return subprocess.Popen((sys.executable, "-m", "headstart", "serve", *options), stdout=sink, stderr=sink)
+        return subprocess.Popen(leashed("serve", *options), stdout=sink, stderr=sink)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

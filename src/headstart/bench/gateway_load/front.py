@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 from pathlib import Path
 
 import uvloop
 
 from headstart.backends.process import open_process_backend
 from headstart.bench.replay_model import serve_on_loopback
+from headstart.bench.scratch import open_scratch, scratch_dir
 from headstart.clock import SystemClock
 from headstart.config.model import PoolMode, PoolSettings, ServerSettings, Settings
 from headstart.gateway.app import open_gateway
@@ -29,7 +29,7 @@ async def _serve(folder: Path, command: list[str]) -> None:
     settings = Settings(servers=(echo,), state_dir=folder, pool=PoolSettings(mode=PoolMode.ON_DEMAND, zygotes=False))
     clock, ids = SystemClock(), RandomIds()
     async with (
-        open_process_backend(folder / "backend") as backend,
+        open_process_backend(scratch_dir()) as backend,
         Service.open(settings=settings, backend=backend, clock=clock, ids=ids) as service,
         open_gateway(service, memory=service.session_memory, clock=clock, ids=ids) as gateway,
         serve_on_loopback(PortGuard(gateway, host="127.0.0.1")) as origin,
@@ -40,8 +40,8 @@ async def _serve(folder: Path, command: list[str]) -> None:
 
 def main() -> None:
     """Serve the server whose command is given until stdin ends; prints the URL."""
-    with tempfile.TemporaryDirectory(prefix="headstart-bench-") as folder:
-        uvloop.run(_serve(Path(folder), sys.argv[1:]))
+    with open_scratch() as folder:
+        uvloop.run(_serve(folder, sys.argv[1:]))
 
 
 if __name__ == "__main__":
