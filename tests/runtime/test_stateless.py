@@ -16,6 +16,7 @@ from headstart.errors import UnauthorizedUpstream
 from headstart.ids import ResourceId
 from headstart.runtime.contract import JsonObject
 from headstart.runtime.service import Service
+from headstart.runtime.stateless import MAX_ASKED_BYTES, MAX_QUESTIONS
 
 from .conftest import OpenService, RecordingChannel, call, scope, stdio_server, text_of
 from .servers.stateless import build
@@ -124,6 +125,34 @@ async def test_a_client_that_refuses_to_answer_ends_the_call_with_its_refusal(
     async with served() as (settings, _, _), open_service(settings) as service:
         with pytest.raises(MCPError, match="not today"):
             await ask(service, "name_it", Refusing())
+
+
+@both
+@pytest.mark.parametrize(
+    ("questions", "size", "told"),
+    [
+        (MAX_QUESTIONS + 1, 1, "asked 65 questions at once; at most 64 are passed on"),
+        (2, MAX_ASKED_BYTES // 2, "in a message of 16.0 MiB; at most 16 MiB are passed on"),
+    ],
+    ids=["many", "large"],
+)
+async def test_a_server_that_asks_too_much_at_once_is_told_of_and_asks_nothing(
+    served: Any, questions: int, size: int, told: str, open_service: OpenService
+) -> None:
+    client = RecordingChannel()
+    async with served() as (settings, _, _), open_service(settings) as service:
+        with pytest.raises(MCPError, match=told):
+            await ask(service, "flood", client, questions=questions, size=size)
+    assert client.told == []
+
+
+@both
+async def test_as_many_questions_as_may_be_are_all_asked(served: Any, open_service: OpenService) -> None:
+    client = RecordingChannel(answers={"elicitation/create": {"action": "decline"}})
+    async with served() as (settings, _, _), open_service(settings) as service:
+        with pytest.raises(MCPError, match="asked for more input 10 times"):
+            await ask(service, "flood", client, questions=MAX_QUESTIONS, size=1)
+    assert len(client.told) == 10 * MAX_QUESTIONS
 
 
 @both

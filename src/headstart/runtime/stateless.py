@@ -39,6 +39,7 @@ from mcp.types import (
 
 from headstart import __version__
 from headstart.runtime.contract import ClientChannel, JsonObject
+from headstart.runtime.json_text import encode
 from headstart.runtime.rpc import Exchange, Peer
 from headstart.runtime.subscription import Subscription
 
@@ -54,6 +55,10 @@ CLIENT_CAPABILITIES: Final[JsonObject] = {
 
 MAX_ROUNDS: Final = 10
 """How often a server may ask about one request; as the official SDKs have it."""
+MAX_QUESTIONS: Final = 64
+"""How many questions it may ask at once."""
+MAX_ASKED_BYTES: Final = 16 * 1024 * 1024
+"""How large they may be together, with the state that comes along: room for images, no more."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _INTERNAL_ERROR: Final = -32603
@@ -103,7 +108,7 @@ class StatelessConversation:
             if result.get("resultType") != "input_required":
                 return dataclasses.replace(exchange, result=_unmarked(result), sent_s=sent_s)
             again = {name: value for name, value in params.items() if name not in ("inputResponses", "requestState")}
-            questions = _object(result.get("inputRequests"))
+            questions = _questions(result)
             if questions:
                 again["inputResponses"] = await _answers(questions, channel)
             else:  # it only wants to be asked again
@@ -154,6 +159,24 @@ def _argument_headers(schema: object, arguments: object) -> dict[str, str]:
     if not isinstance(arguments, dict) or find_invalid_x_mcp_header(schema) is not None:
         return {}
     return mcp_param_headers(x_mcp_header_map(schema), cast("JsonObject", arguments))
+
+
+def _questions(result: JsonObject) -> JsonObject:
+    """Return what the server asks, so little that it floods no client.
+
+    Raises:
+        MCPError: It asks too much at once.
+    """
+    questions = _object(result.get("inputRequests"))
+    if len(questions) > MAX_QUESTIONS:
+        told = f"the server asked {len(questions)} questions at once; at most {MAX_QUESTIONS} are passed on"
+        raise MCPError(_INTERNAL_ERROR, told, None)
+    size_bytes = len(encode(result))
+    if size_bytes > MAX_ASKED_BYTES:
+        mib, at_most = size_bytes / 1024**2, MAX_ASKED_BYTES // 1024**2
+        told = f"the server asked for input in a message of {mib:.1f} MiB; at most {at_most} MiB are passed on"
+        raise MCPError(_INTERNAL_ERROR, told, None)
+    return questions
 
 
 async def _answers(questions: JsonObject, channel: ClientChannel | None) -> JsonObject:

@@ -14,6 +14,7 @@ from mcp.types import (
     ElicitRequestFormParams,
     ElicitResult,
     ErrorData,
+    InputRequests,
     InputRequiredResult,
     JSONRPCError,
     JSONRPCRequest,
@@ -41,17 +42,7 @@ def build(cancelled: anyio.Event | None = None) -> MCPServer:
         await ctx.notify_resource_updated("note://one")
         return "touched"
 
-    @server.tool()
-    async def name_it(ctx: Context) -> str | InputRequiredResult:
-        answer = (ctx.input_responses or {}).get("name")
-        if answer is None:
-            schema: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
-            question = ElicitRequest(params=ElicitRequestFormParams(message="A name?", requested_schema=schema))
-            return InputRequiredResult(input_requests={"name": question}, request_state="round one")
-        assert ctx.request_state == "round one"
-        assert isinstance(answer, ElicitResult)
-        assert answer.content is not None
-        return f"named {answer.content['name']}"
+    add_tools_that_ask(server)
 
     @server.tool()
     async def wait(ctx: Context) -> str:
@@ -68,6 +59,26 @@ def build(cancelled: anyio.Event | None = None) -> MCPServer:
         return "first"
 
     return server
+
+
+def add_tools_that_ask(server: MCPServer) -> None:
+    @server.tool()
+    async def name_it(ctx: Context) -> str | InputRequiredResult:
+        answer = (ctx.input_responses or {}).get("name")
+        if answer is None:
+            schema: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
+            question = ElicitRequest(params=ElicitRequestFormParams(message="A name?", requested_schema=schema))
+            return InputRequiredResult(input_requests={"name": question}, request_state="round one")
+        assert ctx.request_state == "round one"
+        assert isinstance(answer, ElicitResult)
+        assert answer.content is not None
+        return f"named {answer.content['name']}"
+
+    @server.tool()
+    async def flood(questions: int, size: int) -> InputRequiredResult:
+        params = ElicitRequestFormParams(message="?" * size, requested_schema={"type": "object", "properties": {}})
+        asked: InputRequests = {f"q{number}": ElicitRequest(params=params) for number in range(questions)}
+        return InputRequiredResult(input_requests=asked)
 
 
 @asynccontextmanager
