@@ -5,17 +5,19 @@ event time; it fills by `cpu_share` CPU-seconds per second up to `cpu_burst_s`, 
 is wasted leaves it.
 
 An admitted bet reserves what it would waste. When it is claimed the reservation returns;
-when it is missed, what was really wasted is spent. So the invariant is: the reservations
-of all open bets never exceed what the bucket holds, nor their memory its limit. A
-reservation that would break it is refused. From this follows the promise, for any two
-times a < b and as long as starts cost what was reserved for them::
+when it is missed, what was really wasted is spent. A reservation is refused if with it the
+reservations of all open bets would exceed what the bucket holds, or their memory its limit.
 
-    wasted CPU-seconds in [a, b]  ≤  cpu_burst_s + cpu_share · (b - a)
+A bet may cost more than was reserved for it (a slow start; one that is all but certain
+reserves only what it wastes on average). The difference is its *overrun*, and a debt: the
+bucket goes negative, and nothing that may waste CPU is admitted until time has paid it off.
+From this follows the promise. Whenever something is admitted at b, for every a < b::
 
-A start may cost more than was reserved. The difference is a debt: the bucket goes
-negative, and nothing new is admitted until time has paid it off, so the average keeps
-its bound. What still runs over its estimate is told by `revise`, which refuses growth
-that does not fit; the caller then stops the sandbox.
+    wasted CPU-seconds in [a, b] + reserved at b  ≤  cpu_burst_s + cpu_share · (b - a)
+
+overruns included. At any other time the left side can be more by the overruns since the
+last admission, and by no others: they are paid before they can pile up. What still runs
+over its estimate is told by `revise`, which refuses growth that does not fit.
 
 Rejected: counting only what *was* wasted (a burst of bets passes before the first miss).
 """
@@ -101,7 +103,7 @@ class WasteBudget:
     def revise(self, bet: BetId, *, at_s: float, memory_bytes: int, cpu_s: float) -> Refusal | None:
         """Replace an open bet's reservation by what was measured, or say what forbids it.
 
-        On refusal the old reservation stands and the sandbox should be stopped.
+        On refusal the old reservation stands; a sandbox that holds too much memory should be stopped.
 
         Raises:
             KeyError: No such open bet.
