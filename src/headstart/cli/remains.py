@@ -1,14 +1,18 @@
 """What is left of a service after it ended, counted by somebody outside of it.
 
-Before: note every process below the service and every control group that they are in.
-After: look whether any of these is still there, and whether anything is mounted in its state.
+Before: note every process below the service, every control group that they are in, with the
+groups above it (a run's own group holds others, and no process), and every mount namespace
+of theirs. After: look whether any of these is still there (a namespace, as long as one of
+the processes is: its number alone could be somebody else's), and whether anything is mounted
+in the service's state. What the service itself was in is not its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from headstart.backends.spawner.guest.processes import descendants
 
@@ -20,7 +24,11 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """What is still there."""
+    """What is still there.
+
+    Attributes:
+        mounts: Mount points in the service's state, and mount namespaces (`namespace mnt:[number]`).
+    """
 
     processes: tuple[int, ...] = ()
     mounts: tuple[str, ...] = ()
@@ -40,28 +48,31 @@ class Watched:
 
     started: dict[int, int]
     cgroups: frozenset[Path]
+    namespaces: frozenset[str]
     state_dir: Path
 
     def remains(self) -> Remains:
         """Count what is still there now."""
+        left = tuple(pid for pid, began in self.started.items() if _began(pid) == began)
+        points = (point for point in _mount_points() if point.startswith(f"{self.state_dir}/"))
+        kept = sorted(self.namespaces & _mount_namespaces(left))
         return Remains(
-            processes=tuple(pid for pid, began in self.started.items() if _began(pid) == began),
-            mounts=tuple(point for point in _mount_points() if point.startswith(f"{self.state_dir}/")),
+            processes=left,
+            mounts=(*points, *(f"namespace {namespace}" for namespace in kept)),
             cgroups=tuple(str(group) for group in sorted(self.cgroups) if group.exists()),
         )
 
 
 def watch(pid: int, *, state_dir: Path) -> Watched:
-    """Note a running service's processes and control groups."""
-    own = set(_cgroups_of(pid))
-    started: dict[int, int] = {}
-    groups: set[Path] = set()
-    for one in (pid, *descendants(pid)):
-        began = _began(one)
-        if began is not None:
-            started[one] = began
-            groups.update(_cgroups_of(one))
-    return Watched(started=started, cgroups=frozenset(groups - own), state_dir=state_dir)
+    """Note a running service's processes, control groups and mount namespaces."""
+    began = {one: _began(one) for one in (pid, *descendants(pid))}
+    started = {one: ticks for one, ticks in began.items() if ticks is not None}
+    return Watched(
+        started=started,
+        cgroups=_cgroups_of(started) - _cgroups_of([pid]),
+        namespaces=_mount_namespaces(started) - _mount_namespaces([pid]),
+        state_dir=state_dir,
+    )
 
 
 def _began(pid: int) -> int | None:
@@ -74,25 +85,38 @@ def _began(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-def _cgroups_of(pid: int) -> Iterator[Path]:
+def _cgroups_of(pids: Iterable[int]) -> frozenset[Path]:
+    """Return the groups that these processes are in, and those above."""
+    return frozenset(group for pid in pids for group in _cgroups(pid))
+
+
+def _cgroups(pid: int) -> Iterator[Path]:
     try:
         lines = (_PROC / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if path == "/":
-            continue  # nobody's own, and where whoever is just ending is shown
-        for root in _hierarchy(controllers):
-            folder = root / path.lstrip("/")
+        own = PurePosixPath(path)
+        for group in (own, *own.parents)[:-1]:  # the root is nobody's own, and shown for whoever is just ending
+            folder = _hierarchy(controllers) / group.relative_to("/")
             if folder.exists():
                 yield folder
 
 
-def _hierarchy(controllers: str) -> tuple[Path, ...]:
+def _hierarchy(controllers: str) -> Path:
     if controllers:
-        return (_CGROUPS / controllers.removeprefix("name="),)
-    return (_CGROUPS / "unified",) if (_CGROUPS / "unified").exists() else (_CGROUPS,)
+        return _CGROUPS / controllers.removeprefix("name=")
+    return _CGROUPS / "unified" if (_CGROUPS / "unified").exists() else _CGROUPS
+
+
+def _mount_namespaces(pids: Iterable[int]) -> frozenset[str]:
+    """Return the mount namespaces of these processes, as far as we may see them."""
+    found: set[str] = set()
+    for pid in pids:
+        with suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            found.add(str((_PROC / str(pid) / "ns" / "mnt").readlink()))
+    return frozenset(found)
 
 
 def _mount_points() -> Iterator[str]:
