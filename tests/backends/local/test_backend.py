@@ -17,12 +17,10 @@ from headstart.backends.contract import (
     Command,
     Identity,
     Leftovers,
-    Limits,
     Mount,
     MountMode,
     Network,
     Prepared,
-    RunningSandbox,
 )
 from headstart.backends.local import LocalBackend, open_local_backend
 from headstart.backends.spawner.guest import processes, syscalls
@@ -31,7 +29,6 @@ from headstart.ids import SandboxId
 
 from .driving import (
     ENV,
-    ROOT,
     as_root,
     backend_in,
     output,
@@ -114,89 +111,6 @@ async def test_names_without_a_network_and_a_terminal_work(tmp_path: Path) -> No
             "127.0.0.1 localhost sandbox", "::1 localhost ip6-localhost ip6-loopback",
         }  # fmt: skip
         assert "pts" in await output(sandbox, "script -qec tty /dev/null </dev/null")
-
-
-# ---------------------------------------------------------------- limits
-
-
-def limited(backend: LocalBackend) -> None:
-    if not backend.capabilities.limits:
-        pytest.skip("no control groups that this user may use")
-
-
-async def test_a_fork_bomb_stops_at_the_limit_and_harms_nobody(tmp_path: Path) -> None:
-    async with backend_in(tmp_path) as backend:
-        prepared = await backend.prepare(template(limits=Limits(pids=30)))
-        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
-        done = await sandbox.run(shell("for i in $(seq 100); do sleep 100 & done; wait"), timeout_s=10)
-        assert done.status.code != 0
-        assert b"fork" in done.stderr.lower() or b"resource" in done.stderr.lower()
-        other = await backend.start(prepared, Identity(sandbox=SandboxId("sb_2")))
-        assert await output(other, "echo fine") == "fine"
-        await sandbox.aclose()
-        await other.aclose()
-
-
-async def test_a_memory_bomb_is_killed_and_told_apart_from_other_kills(tmp_path: Path) -> None:
-    async with backend_in(tmp_path) as backend:
-        limited(backend)
-        prepared = await backend.prepare(template(limits=Limits(memory_bytes=60_000_000)))
-        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
-        bomb = await sandbox.run(shell("exec tail /dev/zero"), timeout_s=30)
-        assert (bomb.status.signal, bomb.status.out_of_memory) == (9, True)
-        killed = await sandbox.run(shell("kill -9 $$"))
-        assert (killed.status.signal, killed.status.out_of_memory) == (9, False)
-        await sandbox.aclose()
-
-
-async def test_the_private_folders_are_limited_together(tmp_path: Path) -> None:
-    async with sandbox_in(tmp_path, template(limits=Limits(scratch_bytes=5_000_000))) as sandbox:
-        done = await sandbox.run(shell("head -c 3000000 /dev/zero > ~/a && head -c 3000000 /dev/zero > /tmp/b"))
-    assert b"No space" in done.stderr
-
-
-async def test_usage_counts_what_the_sandbox_holds(tmp_path: Path) -> None:
-    async with sandbox_in(tmp_path) as sandbox:
-        before = await sandbox.usage()
-        await output(sandbox, "head -c 30000000 /dev/zero > /tmp/a; (sleep 1000 >/dev/null 2>&1 &)")
-        after = await sandbox.usage()
-    assert (before.processes, after.processes) == (0, 1)
-    if ROOT:
-        assert after.memory_bytes - before.memory_bytes > 25_000_000
-
-
-async def test_background_sandboxes_yield_until_somebody_waits(tmp_path: Path) -> None:
-    async with backend_in(tmp_path) as backend:
-        limited(backend)
-        prepared = await backend.prepare(template())
-        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")), background=True)
-        shares = [_cpu_shares(sandbox)]
-        await sandbox.raise_priority()
-        shares.append(_cpu_shares(sandbox))
-        await sandbox.aclose()
-    assert shares in ([256, 1024], [25, 100])
-
-
-async def test_all_sandboxes_together_weigh_two_for_each_core(tmp_path: Path) -> None:
-    async with backend_in(tmp_path) as backend:
-        limited(backend)
-        prepared = await backend.prepare(template())
-        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
-        cores = os.cpu_count() or 1
-        assert _cpu_shares(sandbox, above=1) in (1024 * 2 * cores, 100 * 2 * cores)
-        await sandbox.aclose()
-
-
-def _cpu_shares(sandbox: RunningSandbox, *, above: int = 0) -> int:
-    """Ask the host: find the group of the sandbox's init."""
-    pid = sandbox.pid  # type: ignore[attr-defined]
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, names, own = line.split(":", 2)
-        path = Path(own, *[".."] * above)
-        for at in (f"/sys/fs/cgroup/cpu{path}/cpu.shares", f"/sys/fs/cgroup{path}/cpu.weight"):
-            if names in {"cpu", "cpu,cpuacct", ""} and Path(at).exists():
-                return int(Path(at).read_text())
-    raise AssertionError("the sandbox is in no group with a CPU share")
 
 
 # ---------------------------------------------------------------- ends
@@ -321,7 +235,7 @@ def _groups_of(spawners: list[int]) -> list[str]:
 @as_root
 async def test_all_of_this_holds_for_an_ordinary_user(tmp_path: Path) -> None:
     helper = Path(__file__).with_name("as_ordinary_user.py")
-    tests = [__file__, str(helper.with_name("test_mounts.py"))]
+    tests = [__file__, *(str(helper.with_name(name)) for name in ("test_limits.py", "test_mounts.py"))]
     command = [sys.executable, str(helper), "-rs", "-p", "no:cacheprovider", *tests]
     done = await anyio.run_process(
         command, check=False, cwd=Path(__file__).parents[3], env={**os.environ, "TMPDIR": str(tmp_path)}
