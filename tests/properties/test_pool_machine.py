@@ -44,6 +44,8 @@ RESOURCES = tuple(ResourceId(name) for name in MEMORY)
 SESSIONS = tuple(SessionId(f"s{n}") for n in range(4))
 BUDGET = 280 * MB
 SLOTS = 2
+HOLDS_SLOT_S = 8.0
+"""Four times what a start takes here; one that takes longer makes room for others."""
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Box:
     resource: ResourceId
     priority: Priority
     session: SessionId | None
+    began_s: float
     state: str = "starting"
     users: set[SessionId] = field(default_factory=set[SessionId])
 
@@ -120,7 +123,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def started(self, start: StartSandbox) -> None:
         assert start.sandbox not in self.boxes
-        running = [box for box in self.boxes.values() if box.state == "starting"]
+        starting = (box for box in self.boxes.values() if box.state == "starting")
+        running = [box for box in starting if self.now_s < box.began_s + HOLDS_SLOT_S]
         if start.priority is Priority.PREDICTED:
             assert len(running) < SLOTS
             assert not self.waiting_without_start(), "a prediction went before a call that waits"
@@ -128,7 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert sum(box.priority is not Priority.PREDICTED for box in running) < SLOTS
         alive = [box.resource for box in self.boxes.values() if box.state != "stopping"]
         assert start.resource != "shared" or "shared" not in alive, "a second one of what is shared"
-        self.boxes[start.sandbox] = Box(start.resource, start.priority, start.session)
+        self.boxes[start.sandbox] = Box(start.resource, start.priority, start.session, self.now_s)
         used = sum(MEMORY[box.resource] for box in self.boxes.values())
         assert used <= BUDGET, "an admitted start exceeds the memory budget"
 

@@ -31,14 +31,21 @@ from headstart.runtime.templates import LaunchSpec
 __all__ = ["Learner", "SandboxLearning"]
 
 FAILURE_REMEMBERED_S = 15.0
+RETRY_PATIENCE_S = 2.0
+"""How long a list waits for a server that could not be learned before: it is told of it when it comes after all."""
+SLOT_PATIENCE_S = 5.0
+"""A learning that takes longer is not waiting for the CPU, and leaves its slot to the next one."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Flight:
     """One learning under way, or lately failed."""
 
+    began_s: float
+    patience_s: float
+    """How long after its beginning somebody still waits for it."""
     done: anyio.Event = field(default_factory=anyio.Event)
     known: Known | None = None
     failure: HeadstartError | None = None
@@ -54,6 +61,7 @@ class Learner:
         self._timeout_s = timeout_s
         self._slots = anyio.CapacityLimiter(at_once)
         self._flights: dict[tuple[PrincipalId, str], _Flight] = {}
+        self._failed_before: set[tuple[PrincipalId, str]] = set()
 
     async def learn(
         self,
@@ -64,6 +72,8 @@ class Learner:
     ) -> Known:
         """Return what `work` learns; at most one runs per key, and waiting for it is bounded.
 
+        The bound is the learning's, not the asker's: what hangs is waited for once, not by every session anew.
+
         Raises:
             CatalogueUnavailable: It failed, or takes longer than `learn_timeout_s`.
             UnauthorizedUpstream: A remote server wants credentials.
@@ -71,7 +81,7 @@ class Learner:
         flight = self._flight(where, server, work)
         if progress is not None:
             await progress(done=0, total=1, message=f"{server} is being learned")
-        with anyio.move_on_after(self._timeout_s):
+        with anyio.move_on_after(flight.patience_s - self._age_s(flight)):
             await flight.done.wait()
         if flight.known is None:
             raise self._why_not(server, flight)
@@ -90,9 +100,13 @@ class Learner:
         self._forget_old_failures()
         flight = self._flights.get(where)
         if flight is None:
-            flight = self._flights[where] = _Flight()
+            patience_s = min(self._timeout_s, RETRY_PATIENCE_S) if where in self._failed_before else self._timeout_s
+            flight = self._flights[where] = _Flight(self._clock.monotonic_s(), patience_s)
             self._tasks.start_soon(self._run, where, flight, work, name=f"learn {server}")
         return flight
+
+    def _age_s(self, flight: _Flight) -> float:
+        return self._clock.monotonic_s() - flight.began_s
 
     def _forget_old_failures(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -102,35 +116,46 @@ class Learner:
 
     async def _run(self, where: tuple[PrincipalId, str], flight: _Flight, work: Callable[[], Awaitable[Known]]) -> None:
         try:
-            async with self._slots:
-                flight.known = await work()
+            await self._slots.acquire_on_behalf_of(flight)
+            self._tasks.start_soon(self._hold_slot, flight)
+            flight.known = await work()
             del self._flights[where]
+            self._failed_before.discard(where)
         except UnauthorizedUpstream as exc:
             flight.failure = exc
             del self._flights[where]  # the next one may come with credentials
         except HeadstartError as exc:
-            flight.failure, flight.failed_s = exc, self._clock.monotonic_s()
+            _log.warning("%s", exc.in_full)
+            self._failed(where, flight, exc)
         except Exception as exc:  # noqa: BLE001 a supervised task: one server's trouble must not end the service
             _log.exception("learning %s failed", where)
-            flight.failure, flight.failed_s = (
-                HeadstartError(f"headstart failed at it: {exc!r}"),
-                self._clock.monotonic_s(),
-            )
+            self._failed(where, flight, HeadstartError(f"headstart failed at it: {exc!r}"))
         finally:
             flight.done.set()
+
+    def _failed(self, where: tuple[PrincipalId, str], flight: _Flight, failure: HeadstartError) -> None:
+        flight.failure, flight.failed_s = failure, self._clock.monotonic_s()
+        self._failed_before.add(where)
+
+    async def _hold_slot(self, flight: _Flight) -> None:
+        with anyio.move_on_after(SLOT_PATIENCE_S):
+            await flight.done.wait()
+        self._slots.release_on_behalf_of(flight)
 
     def _why_not(self, server: ResourceId, flight: _Flight) -> HeadstartError:
         match flight.failure:
             case None:
                 return CatalogueUnavailable(
-                    f"{server}: its tools are still being learned after {self._timeout_s:g} s",
+                    f"{server}: its tools are still being learned after {round(self._age_s(flight), 1):g} s",
                     hint="ask again in a moment; if it never answers, run it by hand to see why; "
                     "if it needs longer, raise learn_timeout_s of [service]",
                 )
             case UnauthorizedUpstream():
                 return flight.failure
             case failure:
-                return CatalogueUnavailable(f"its tools are not known: {failure}", hint=failure.hint)
+                return CatalogueUnavailable(
+                    f"its tools are not known: {failure}", hint=failure.hint, detail=failure.detail
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

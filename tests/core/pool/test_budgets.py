@@ -75,6 +75,41 @@ def test_a_predicted_start_uses_only_the_slots_that_claimed_starts_leave() -> No
     assert started(d.ready(1))[0].resource == "three"
 
 
+def test_starts_that_hang_give_up_their_slots_to_whoever_waits() -> None:
+    d = driven(starts_at_once=2)
+    for name in ("silent", "mute", "good"):
+        d.register(ResourceId(name))
+    d.open(A)
+    d.call(A, ResourceId("silent"))
+    d.call(A, ResourceId("mute"))
+    assert started(d.call(A, ResourceId("good"))) == []
+    assert d.pool.next_deadline_s() == 5.0
+    assert started(d.pass_time(4.5)) == []
+    assert [each.resource for each in started(d.pass_time(0.5))] == ["good"]
+    assert d.pool.next_deadline_s() is None, "nothing waits any more"
+
+
+def test_a_start_keeps_its_slot_for_as_long_as_such_starts_usually_take() -> None:
+    d = driven(starts_at_once=1)
+    d.register(ResourceId("slow"), start_s=10.0)
+    d.register(ResourceId("good"))
+    d.open(A)
+    d.call(A, ResourceId("slow"))
+    d.call(A, ResourceId("good"))
+    assert started(d.pass_time(39.5)) == []
+    assert [each.resource for each in started(d.pass_time(0.5))] == ["good"]
+
+
+def test_what_hangs_does_not_keep_predictions_from_starting_either() -> None:
+    d = driven(starts_at_once=1)
+    d.register(ResourceId("silent"))
+    d.register(GIT)
+    d.open(A)
+    d.call(A, ResourceId("silent"))
+    d.bet(GIT, lasts_s=100.0)
+    assert [each.resource for each in started(d.pass_time(5.0))] == [GIT]
+
+
 def test_a_prediction_does_not_start_while_a_call_waits_even_if_only_the_call_lacks_memory() -> None:
     d = driven(memory_bytes=250 * MB)
     d.register(GIT, memory_bytes=200 * MB)

@@ -29,6 +29,8 @@ class PoolPolicy:
         memory_bytes: For all sandboxes together, by measurement, else by estimate.
         set_aside_bytes: What zygotes may hold beside it; the user sets the sum.
         starts_at_once: Start slots; starts are CPU-bound, so one per core is right.
+        slot_patience_s: How long a start holds its slot at least; what takes so long, and several times as
+            long as such starts do, is not waiting for the CPU.
         reserved_sets: In `reserved`: complete sets kept warm for sessions to come.
         idle_stop_s: When an idle sandbox that only served READ calls is stopped at the
             latest (predictive mode, and shared sandboxes in every mode).
@@ -41,6 +43,7 @@ class PoolPolicy:
     memory_bytes: int = 4_000_000_000
     set_aside_bytes: int = 0
     starts_at_once: int = 2
+    slot_patience_s: float = 5.0
     reserved_sets: int = 1
     idle_stop_s: float = 600.0
     claim_patience_s: float = 30.0

@@ -111,8 +111,8 @@ class Pool:
         )
         self._starts = StartQueue(
             self.inventory,
-            slots=policy.starts_at_once,
-            memory_bytes=policy.memory_bytes,
+            policy,
+            usual_start_s=lambda each: estimates.of(each.principal, each.resource, each.form).start_s,
             may_start=lambda each: self._restarts.may_start(each.principal, each.resource, self._now_s),
             evict=lambda each: self._stop(each, StopReason.EVICTED),
             start=self._start,
@@ -167,12 +167,18 @@ class Pool:
         return facts
 
     def crowding(self) -> float:
-        """Return how many starts there are, under way or queued, for each start slot."""
-        return (len(self.inventory.starting()) + self.inventory.all_queued()) / self._policy.starts_at_once
+        """Return how many starts there are, on a slot or queued, for each start slot."""
+        return (
+            len(self._starts.holding_slots(self._now_s)) + self.inventory.all_queued()
+        ) / self._policy.starts_at_once
 
     def next_deadline_s(self) -> float | None:
         """Return when `TimerFired` is wanted next, or None."""
-        dues = (self._deadlines.next_s(), self._provision.next_refill_s())
+        dues = (
+            self._deadlines.next_s(),
+            self._provision.next_refill_s(),
+            self._starts.next_slot_s(self._now_s),
+        )
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
     def estimate(self, principal: PrincipalId, resource: ResourceId) -> Estimate:

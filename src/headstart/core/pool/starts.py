@@ -8,6 +8,10 @@ it takes the slot that the prediction had, and the prediction, which runs at bac
 priority, goes on with the CPU that is left over. (Rejected: stopping the prediction to
 make way. Its work would be thrown away exactly when it is probably needed next.)
 
+A start that takes far longer than such starts do is not waiting for the CPU: its server
+downloads, or hangs. It goes on, but holds no slot any more, so that servers which never
+answer keep nobody else waiting.
+
 Memory is charged when a start is admitted and given back when the sandbox has stopped,
 so the sum of what was admitted never exceeds the budget. A start that lacks memory asks
 for victims (`core/pool/eviction.py`) and stays first in line while they stop; if nothing may
@@ -18,13 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Final
 
 from headstart.core.events import Priority
 from headstart.core.pool.eviction import victims_for
 from headstart.core.pool.inventory import Inventory
+from headstart.core.pool.policy import PoolPolicy
 from headstart.core.pool.sandboxes import Sandbox
 
 __all__ = ["Room", "StartQueue"]
+
+_OVERLONG: Final = 4.0
+"""A start that takes so many times what is usual holds its slot no longer."""
 
 
 class Room(Enum):
@@ -42,8 +51,8 @@ class StartQueue:
 
     Args:
         inventory: All sandboxes.
-        slots: Starts that may run together.
-        memory_bytes: For all sandboxes together.
+        policy: Its slots and memory.
+        usual_start_s: What a start of this sandbox's kind takes, as far as is known.
         may_start: Whether a sandbox's server is not backing off.
         evict: Stops a victim.
         start: Starts an admitted sandbox.
@@ -52,16 +61,18 @@ class StartQueue:
     def __init__(
         self,
         inventory: Inventory,
+        policy: PoolPolicy,
         *,
-        slots: int,
-        memory_bytes: int,
+        usual_start_s: Callable[[Sandbox], float],
         may_start: Callable[[Sandbox], bool],
         evict: Callable[[Sandbox], None],
         start: Callable[[Sandbox], None],
     ) -> None:
         self._inventory = inventory
-        self._slots = slots
-        self._memory_bytes = memory_bytes
+        self._slots = policy.starts_at_once
+        self._memory_bytes = policy.memory_bytes
+        self._slot_patience_s = policy.slot_patience_s
+        self._usual_start_s = usual_start_s
         self._may_start = may_start
         self._evict = evict
         self._start = start
@@ -72,6 +83,16 @@ class StartQueue:
         if not blocked and not self._inventory.queued(Priority.CLAIMED):
             self._pump_predicted(now_s)
         return blocked
+
+    def holding_slots(self, now_s: float) -> list[Sandbox]:
+        """Return what is being started and has not yet taken too long to be waiting for the CPU."""
+        return [each for each in self._inventory.starting() if self._gives_up_slot_s(each) > now_s]
+
+    def next_slot_s(self, now_s: float) -> float | None:
+        """Return when a start that goes on will give up its slot, if anything waits for one."""
+        if not self._inventory.all_queued():
+            return None
+        return min(map(self._gives_up_slot_s, self.holding_slots(now_s)), default=None)
 
     def room_for(self, newcomer: Sandbox, now_s: float) -> Room:
         """Whether there is memory, or could be, without doing anything about it."""
@@ -86,10 +107,10 @@ class StartQueue:
     def _pump_foreground(self, now_s: float) -> list[Sandbox]:
         blocked: list[Sandbox] = []
         for priority in (Priority.CLAIMED, Priority.CONFIGURED):
-            if self._foreground_starts() >= self._slots:
+            if self._foreground_starts(now_s) >= self._slots:
                 return blocked  # before the queue, which may be long, is looked at
             for sandbox in self._inventory.queue(priority):
-                if self._foreground_starts() >= self._slots:
+                if self._foreground_starts(now_s) >= self._slots:
                     return blocked
                 if not self._may_start(sandbox):
                     continue
@@ -103,20 +124,24 @@ class StartQueue:
         return blocked
 
     def _pump_predicted(self, now_s: float) -> None:
-        if len(self._inventory.starting()) >= self._slots:
+        if len(self.holding_slots(now_s)) >= self._slots:
             return
         queue = self._inventory.queue(Priority.PREDICTED)
         queue.sort(key=lambda each: -(each.stake.worth_s if each.stake else 0.0))
         for sandbox in queue:
-            if len(self._inventory.starting()) >= self._slots:
+            if len(self.holding_slots(now_s)) >= self._slots:
                 return
             if not self._may_start(sandbox):
                 continue
             if self._make_room(sandbox, now_s, evicting=True) is Room.FITS:
                 self._start(sandbox)
 
-    def _foreground_starts(self) -> int:
-        return sum(each.priority is not Priority.PREDICTED for each in self._inventory.starting())
+    def _foreground_starts(self, now_s: float) -> int:
+        return sum(each.priority is not Priority.PREDICTED for each in self.holding_slots(now_s))
+
+    def _gives_up_slot_s(self, sandbox: Sandbox) -> float:
+        began_s = sandbox.created_s if sandbox.started_s is None else sandbox.started_s
+        return began_s + max(self._slot_patience_s, _OVERLONG * self._usual_start_s(sandbox))
 
     def _make_room(self, newcomer: Sandbox, now_s: float, *, evicting: bool) -> Room:
         lacking = self._lacking_bytes(newcomer)
