@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from headstart.backends.contract import (
     Limits,
     Mount,
     Network,
+    Preload,
     RunningSandbox,
     Template,
 )
@@ -28,6 +30,7 @@ __all__ = [
     "ORDINARY",
     "ROOT",
     "as_root",
+    "as_zygote",
     "backend_in",
     "output",
     "sandbox_in",
@@ -51,6 +54,18 @@ def template(
     *mounts: Mount, network: Network = Network.NONE, limits: Limits = ORDINARY, command: Command = ENTRY
 ) -> Template:
     return Template(name="test", command=command, mounts=mounts, network=network, limits=limits)
+
+
+def as_zygote(plain: Template) -> Template:
+    """The same template, forked from a preloaded Python that then becomes its command."""
+    become = Path(__file__).parents[2] / "contract" / "become.py"
+    python, argv = "/usr/bin/python3", plain.command.argv
+    return replace(
+        plain,
+        command=replace(plain.command, argv=(python, str(become), *argv)),
+        preload=Preload(interpreter=python, modules=("json",), entry=(str(become),), args=argv),
+        mounts=(*plain.mounts, Mount(source=become, target=become)),
+    )
 
 
 @asynccontextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import anyio
 import pytest
 
 from headstart.backends.contract import Identity, Limits, RunningSandbox
 from headstart.backends.local import LocalBackend
 from headstart.ids import SandboxId
 
-from .driving import ROOT, backend_in, output, sandbox_in, shell, template
+from .driving import ORDINARY, ROOT, as_zygote, backend_in, output, sandbox_in, shell, template
 
 pytestmark = pytest.mark.anyio
 
@@ -67,9 +68,9 @@ async def test_background_sandboxes_yield_until_somebody_waits(tmp_path: Path) -
         limited(backend)
         prepared = await backend.prepare(template())
         sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")), background=True)
-        shares = [_cpu_shares(sandbox)]
+        shares = [_shares(_cpu_group(sandbox))]
         await sandbox.raise_priority()
-        shares.append(_cpu_shares(sandbox))
+        shares.append(_shares(_cpu_group(sandbox)))
         await sandbox.aclose()
     assert shares in ([256, 1024], [25, 100])
 
@@ -80,17 +81,55 @@ async def test_all_sandboxes_together_weigh_two_for_each_core(tmp_path: Path) ->
         prepared = await backend.prepare(template())
         sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
         cores = os.cpu_count() or 1
-        assert _cpu_shares(sandbox, above=1) in (1024 * 2 * cores, 100 * 2 * cores)
+        assert _shares(_cpu_group(sandbox).parent) in (1024 * 2 * cores, 100 * 2 * cores)
         await sandbox.aclose()
 
 
-def _cpu_shares(sandbox: RunningSandbox, *, above: int = 0) -> int:
-    """Ask the host: find the group of the sandbox's init."""
+async def test_a_sandbox_gets_as_much_of_a_cpu_as_it_may(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        limited(backend)
+        for limits, cores in ((Limits(cpu_cores=0.5), 0.5), (ORDINARY, None)):
+            prepared = await backend.prepare(template(limits=limits))
+            sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+            assert _cores_allowed(_cpu_group(sandbox)) == cores
+            await sandbox.aclose()
+
+
+async def test_a_fork_gets_as_much_of_a_cpu_as_it_may(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        limited(backend)
+        prepared = await backend.prepare(as_zygote(template(limits=Limits(cpu_cores=0.5))))
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        with anyio.fail_after(30):
+            while not _cpu_group(sandbox).name.startswith("fork"):  # noqa: ASYNC110  it is moved behind its back
+                await anyio.sleep(0.01)
+        assert _cores_allowed(_cpu_group(sandbox)) == 0.5
+        await sandbox.aclose()
+        await prepared.aclose()
+
+
+def _cpu_group(sandbox: RunningSandbox) -> Path:
+    """Ask the host: find the group of the sandbox's init, where CPU is shared out."""
     pid = sandbox.pid  # type: ignore[attr-defined]
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, names, own = line.split(":", 2)
-        path = Path(own, *[".."] * above)
-        for at in (f"/sys/fs/cgroup/cpu{path}/cpu.shares", f"/sys/fs/cgroup{path}/cpu.weight"):
-            if names in {"cpu", "cpu,cpuacct", ""} and Path(at).exists():
-                return int(Path(at).read_text())
+        for group in (Path(f"/sys/fs/cgroup/cpu{own}"), Path(f"/sys/fs/cgroup{own}")):
+            if names in {"cpu", "cpu,cpuacct", ""} and _read(group, "cpu.shares", "cpu.weight"):
+                return group
     raise AssertionError("the sandbox is in no group with a CPU share")
+
+
+def _shares(group: Path) -> int:
+    (shares,) = _read(group, "cpu.shares", "cpu.weight")
+    return int(shares)
+
+
+def _cores_allowed(group: Path) -> float | None:
+    """Version 1 has quota and period in two files, version 2 in one; without a limit the quota is -1 or "max"."""
+    quota_us, period_us = _read(group, "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max")
+    return int(quota_us) / int(period_us) if quota_us not in {"-1", "max"} else None
+
+
+def _read(group: Path, *names: str) -> list[str]:
+    """Return the words of those of these files that this version has."""
+    return [word for name in names if (group / name).exists() for word in (group / name).read_text().split()]
