@@ -30,6 +30,7 @@ from headstart.ids import SandboxId
 from .driving import (
     ENV,
     as_root,
+    as_zygote,
     backend_in,
     output,
     sandbox_in,
@@ -111,6 +112,24 @@ async def test_names_without_a_network_and_a_terminal_work(tmp_path: Path) -> No
             "127.0.0.1 localhost sandbox", "::1 localhost ip6-localhost ip6-loopback",
         }  # fmt: skip
         assert "pts" in await output(sandbox, "script -qec tty /dev/null </dev/null")
+
+
+async def test_all_is_forked_from_a_spawner_with_one_thread_and_nothing_from_the_service(tmp_path: Path) -> None:
+    before = set(processes.children(os.getpid()))
+    async with backend_in(tmp_path) as backend:
+        for number, given in enumerate((template(), as_zygote(template()))):
+            prepared = await backend.prepare(given)
+            sandbox = await backend.start(prepared, Identity(sandbox=SandboxId(f"sb_{number}")))
+            await output(sandbox, "true")
+            (spawner,) = set(processes.children(os.getpid())) - before
+            assert processes.is_below(sandbox.pid, spawner)
+            assert len(threads_of(spawner)) == 1
+            await sandbox.aclose()
+            await prepared.aclose()
+
+
+def threads_of(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").iterdir())
 
 
 # ---------------------------------------------------------------- ends
