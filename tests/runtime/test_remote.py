@@ -1,13 +1,16 @@
 """Remote servers over streamable HTTP, on loopback."""
 
+import json
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import pytest
 import uvicorn
+from anyio.abc import TaskStatus
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
 
@@ -71,11 +74,38 @@ def counter() -> MCPServer:
     return server
 
 
+async def named_after_its_client(scope: Any, receive: Any, send: Any) -> None:
+    """Serve MCP with one tool, which is called as the credentials are."""
+    assert scope["type"] == "http"
+    if scope["method"] != "POST":
+        await _refuse(send, 405, [])
+        return
+    request = json.loads((await receive())["body"])
+    who = dict(scope["headers"]).get(b"authorization", b"Bearer nobody").decode().removeprefix("Bearer ")
+    results: dict[str, JsonObject] = {
+        "initialize": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "named", "version": "1"},
+        },
+        "tools/list": {"tools": [{"name": f"for_{who}", "inputSchema": {"type": "object"}}]},
+    }
+    if "id" not in request:
+        await _refuse(send, 202, [])
+        return
+    body = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": results[request["method"]]}).encode()
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 @asynccontextmanager
-async def remote(*, token: str | None = None) -> AsyncGenerator[tuple[str, Guard]]:
-    """Serve `counter` on loopback."""
-    guard = Guard(counter().streamable_http_app(), token=token)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+async def remote(
+    app: App | None = None, *, token: str | None = None, port: int = 0
+) -> AsyncGenerator[tuple[str, Guard]]:
+    """Serve an app, or `counter`, on loopback."""
+    guard = Guard(app or counter().streamable_http_app(), token=token)
+    with socket.create_server(("127.0.0.1", port)) as listener:
         config = uvicorn.Config(guard, log_level="warning", ws="none", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         async with anyio.create_task_group() as tasks:
@@ -87,6 +117,27 @@ async def remote(*, token: str | None = None) -> AsyncGenerator[tuple[str, Guard
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", guard
             finally:
                 server.should_exit = True
+
+
+class Inconstant:
+    """A remote server that goes away and comes back at its port, having forgotten everything; `run` is its task."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._leave = anyio.Event()
+        self._left = anyio.Event()
+
+    async def run(self, *, task_status: TaskStatus[str]) -> None:
+        self._leave, self._left = anyio.Event(), anyio.Event()
+        async with remote(port=urlsplit(self.url).port or 0) as (self.url, _):
+            task_status.started(self.url)
+            await self._leave.wait()
+        self._left.set()
+
+    async def go_away(self) -> None:
+        self._leave.set()
+        with anyio.fail_after(10):
+            await self._left.wait()
 
 
 def settings(url: str, **more: Any) -> ServerSettings:
@@ -181,10 +232,11 @@ async def test_credentials_that_ran_out_in_a_session_are_told_too(open_service: 
 async def test_a_session_that_the_server_has_forgotten_is_told_once_and_begun_again(open_service: OpenService) -> None:
     async with remote() as (url, guard), open_service(settings(url)) as service:
         await ask(service)
-        guard.forget_sessions = True
-        with pytest.raises(SandboxLost, match="far: the remote server has ended this session"):
-            await ask(service)
-        assert text_of(await ask(service)) == "2"
+        for count in ("2", "3"):
+            guard.forget_sessions = True
+            with pytest.raises(SandboxLost, match="far: the remote server has ended this session"):
+                await ask(service)
+            assert text_of(await ask(service)) == count
 
 
 async def test_a_server_that_is_not_there_is_named_with_its_url(open_service: OpenService) -> None:
@@ -200,3 +252,63 @@ async def test_a_remote_servers_own_error_is_passed_on(open_service: OpenService
     async with remote() as (url, _), open_service(settings(url)) as service:
         with pytest.raises(MCPError):
             await service.request(scope(), FAR, "prompts/get", {"name": "none"}, RecordingChannel())
+
+
+async def test_each_credential_has_lists_of_its_own_which_are_learned_once(open_service: OpenService) -> None:
+    async def names(who: str, session: str) -> list[str]:
+        given: dict[str, Any] = {"passthrough_headers": {"Authorization": f"Bearer {who}"}, "credentials": who}
+        return [tool["name"] for tool in (await service.catalogue(FAR, scope(session, **given))).tools]
+
+    async with remote(named_after_its_client) as (url, guard):
+        for session in ("before", "after a restart"):
+            async with open_service(settings(url)) as service:
+                assert await names("ann", f"ann {session}") == ["for_ann"]
+                assert await names("ben", f"ben {session}") == ["for_ben"]
+    assert sum("mcp-protocol-version" not in headers for method, headers in guard.seen if method == "POST") == 2
+
+
+async def test_a_server_that_was_away_is_reached_again_within_the_session(open_service: OpenService) -> None:
+    far = Inconstant()
+    async with anyio.create_task_group() as tasks, open_service(settings(await tasks.start(far.run))) as service:
+        assert text_of(await ask(service)) == "1"
+        await far.go_away()
+        with pytest.raises(ServerUnavailable, match="the connection broke during the call") as told:
+            await ask(service)
+        assert str(told.value).startswith(f"far: {far.url}: ")
+        assert "check that the server is up" in str(told.value.hint)
+        assert "without what this one held" in str(told.value.hint)
+        with pytest.raises(ServerUnavailable, match=rf"far: {far.url}: .*connect"):
+            await ask(service)
+        await tasks.start(far.run)
+        assert text_of(await ask(service)) == "1"
+        await far.go_away()
+
+
+async def test_a_connection_that_broke_between_calls_is_told_once_and_made_again(open_service: OpenService) -> None:
+    far = Inconstant()
+    async with anyio.create_task_group() as tasks, open_service(settings(await tasks.start(far.run))) as service:
+        assert text_of(await ask(service)) == "1"
+        await far.go_away()
+        await service.notify(scope(), FAR, "notifications/roots/list_changed", None)
+        with anyio.fail_after(10):
+            while (await service.statistics()).remote_connections:
+                await anyio.lowlevel.checkpoint()
+        await tasks.start(far.run)
+        with pytest.raises(SandboxLost, match="far: the connection to the remote server broke, and its state is gone"):
+            await ask(service)
+        assert text_of(await ask(service)) == "1"
+        await far.go_away()
+
+
+async def test_a_server_that_was_started_again_between_calls_says_so_once_and_the_session_goes_on(
+    open_service: OpenService,
+) -> None:
+    far = Inconstant()
+    async with anyio.create_task_group() as tasks, open_service(settings(await tasks.start(far.run))) as service:
+        assert text_of(await ask(service)) == "1"
+        await far.go_away()
+        await tasks.start(far.run)
+        with pytest.raises(SandboxLost, match="far: the remote server has ended this session, and its state is gone"):
+            await ask(service)
+        assert text_of(await ask(service)) == "1"
+        await far.go_away()

@@ -8,7 +8,8 @@ the stateless one wants are of here: they repeat what is in the message.
 
 An HTTP 401 or 403 is not an error of the call: the client must see the challenge itself,
 or it could never authorise. It is noted where the response comes in and raised by
-whatever request met it.
+whatever request met it. So is the 404 of a server that has forgotten the session, for what
+else it says with it differs from server to server.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import anyio
 import httpx2
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
-from mcp.client.streamable_http import streamable_http_client
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
-from mcp.types import jsonrpc_message_adapter
+from mcp.types import METHOD_NOT_FOUND, jsonrpc_message_adapter
 
 from headstart.clock import Clock
 from headstart.config.model import ServerSettings
@@ -39,13 +40,15 @@ from headstart.runtime.outbox import MAX_QUEUED_MESSAGES, LinkClosed, Outgoing, 
 from headstart.runtime.rpc import Conversation, Exchange, Owner, Peer
 from headstart.runtime.stateless import mirrored_headers
 
-__all__ = ["SESSION_TERMINATED", "RemoteConnection"]
+__all__ = ["RemoteConnection", "SessionForgotten"]
 
 CONNECT_TIMEOUT_S = 30.0
-SESSION_TERMINATED = "Session terminated"
-"""How the SDK's transport reports a 404 for a session id."""
 
 _log = logging.getLogger(__name__)
+
+
+class SessionForgotten(MCPError):
+    """The server's answer that it does not know our session's id (any more); it has done nothing of what was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +77,10 @@ class RemoteConnection:
         self._client = httpx2.AsyncClient(
             headers=self._own_headers(headers),
             timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=None),
-            event_hooks={"response": [self._look_for_denial]},
+            event_hooks={"response": [self._look_for_denial, self._look_for_session]},
         )
         self._denial: _Denial | None = None
+        self._session_unknown = False
         self._conversation: Conversation | None = None
         self._settled = anyio.Event()
         self._stop = anyio.Event()
@@ -121,8 +125,9 @@ class RemoteConnection:
 
         Raises:
             MCPError: The server's own error.
+            SessionForgotten: The server has ended the session.
             UnauthorizedUpstream: It wants (other) credentials.
-            ServerUnavailable: The connection broke.
+            ServerUnavailable: The connection broke, and has ended.
         """
         await self.ready()
         if self._conversation is None:
@@ -131,9 +136,12 @@ class RemoteConnection:
         try:
             return await self._conversation.request(method, params, channel=channel)
         except MCPError as exc:
+            if self._session_unknown and exc.code != METHOD_NOT_FOUND:
+                raise SessionForgotten(exc.code, exc.message, exc.data) from exc
             raise self._denied() or exc from None
         except LinkClosed:
-            raise self.failure or self._unreachable("the connection broke during the call") from None
+            self._stop.set()  # whoever asks next gets a new connection, also while this one is still being closed
+            raise self._broken() from None
 
     async def notify(self, method: str, params: JsonObject | None) -> None:
         if self._conversation is not None:
@@ -202,6 +210,7 @@ class RemoteConnection:
             else:
                 _log.debug("%s sent what cannot be read", self._server.name)
         peer.close()
+        self._stop.set()  # the transport gave up: nothing more can be sent
 
     async def _write(self, queue: MemoryObjectReceiveStream[Outgoing], outgoing: object) -> None:
         async for item in queue:
@@ -236,6 +245,10 @@ class RemoteConnection:
             challenge = response.headers.get("www-authenticate", "")
             self._denial = _Denial(status=response.status_code, challenge=challenge)
 
+    async def _look_for_session(self, response: httpx2.Response) -> None:
+        if response.request.method == "POST":
+            self._session_unknown = response.status_code == 404 and MCP_SESSION_ID in response.request.headers
+
     def _denied(self) -> UnauthorizedUpstream | None:
         if self._denial is None:
             return None
@@ -246,11 +259,19 @@ class RemoteConnection:
         )
 
     def _unreachable(self, reason: str) -> ServerUnavailable:
-        return ServerUnavailable(
-            f"{self._server.name}: {_shown(self._server.url)}: {reason}",
-            server=self._server.name,
-            hint=f"check that the server is up and mcpServers.{self._server.name}.url is right",
+        return self._unavailable(
+            reason, hint=f"check that the server is up and mcpServers.{self._server.name}.url is right"
         )
+
+    def _broken(self) -> ServerUnavailable:
+        return self._unavailable(
+            "the connection broke during the call",
+            hint="check that the server is up, and call again: a new session begins there, without what this one held",
+        )
+
+    def _unavailable(self, reason: str, *, hint: str) -> ServerUnavailable:
+        told = f"{self._server.name}: {_shown(self._server.url)}: {reason}"
+        return ServerUnavailable(told, server=self._server.name, hint=hint)
 
 
 @asynccontextmanager

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from anyio.abc import TaskGroup
-from mcp.shared.exceptions import MCPError
 
 from headstart.clock import Clock
-from headstart.errors import SandboxLost
+from headstart.errors import SandboxLost, ServerUnavailable
 from headstart.ids import ResourceId, SessionId
 from headstart.runtime.contract import ClientChannel, JsonObject, SessionScope
-from headstart.runtime.remote import SESSION_TERMINATED, RemoteConnection
+from headstart.runtime.remote import RemoteConnection, SessionForgotten
 from headstart.runtime.rpc import Exchange
 from headstart.runtime.servers import ConfiguredServers
 
@@ -58,6 +57,9 @@ class RemoteHome:
 
 class Remotes:
     """Connections by session and server.
+
+    One that ended by itself stays, if it had state, until that has been told (a call that
+    it broke under tells it).
 
     `stateless` tells whether a server spoke the stateless protocol when it was last met.
     """
@@ -115,30 +117,30 @@ class Remotes:
         """Send a request; a session that the server has forgotten is begun again, if nothing went with it.
 
         Raises:
-            SandboxLost: The server has forgotten the session, and it had state of ours.
+            SandboxLost: The session there is over, and it had state of ours; told once.
         """
+        self._tell_lost(scope.session, server)
         connection = self.open(scope, server)
         had_state = connection.served_writes
-        connection.served_writes |= writes
         try:
-            return await connection.request(asked.method, asked.params, channel)
-        except MCPError as exc:
-            if exc.message != SESSION_TERMINATED:
-                raise
+            return await _ask(connection, asked, channel, writes=writes)
+        except SessionForgotten as exc:
+            connection.served_writes = False
             connection.stop()
             if had_state:
-                raise SandboxLost(
-                    f"{server}: the remote server has ended this session, and its state is gone",
-                    server=server,
-                    hint="the next call begins a new session there",
-                ) from exc
-        return await self.open(scope, server).request(asked.method, asked.params, channel)
+                raise _lost(server, "the remote server has ended this session") from exc
+        return await _ask(self.open(scope, server), asked, channel, writes=writes)
+
+    def _tell_lost(self, session: SessionId, server: ResourceId) -> None:
+        connection = self._connections.get((session, server))
+        if connection is not None and connection.ended and connection.served_writes:
+            connection.served_writes = False
+            raise _lost(server, "the connection to the remote server broke")
 
     def close(self, session: SessionId) -> None:
         """End all connections of a session."""
-        for (owner, _), connection in list(self._connections.items()):
-            if owner == session:
-                connection.stop()
+        for where in [where for where in self._connections if where[0] == session]:
+            self._connections.pop(where).stop()
 
     def close_all(self) -> None:
         for connection in list(self._connections.values()):
@@ -148,8 +150,24 @@ class Remotes:
         try:
             await connection.live()
         finally:
-            if self._connections.get(where) is connection:
+            if self._connections.get(where) is connection and not connection.served_writes:
                 del self._connections[where]
+
+
+async def _ask(connection: RemoteConnection, asked: Asked, channel: ClientChannel, *, writes: bool) -> Exchange:
+    await connection.ready()
+    connection.served_writes |= writes
+    try:
+        return await connection.request(asked.method, asked.params, channel)
+    except ServerUnavailable:
+        connection.served_writes = False  # this tells it
+        raise
+
+
+def _lost(server: ResourceId, why: str) -> SandboxLost:
+    return SandboxLost(
+        f"{server}: {why}, and its state is gone", server=server, hint="the next call begins a new session there"
+    )
 
 
 def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
