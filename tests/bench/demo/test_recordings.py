@@ -10,7 +10,7 @@ import pytest
 
 from headstart.bench import demo
 from headstart.bench.demo.finale import SECOND_THOUGHTS
-from headstart.bench.demo.run import FULL, QUICK, TOUR
+from headstart.bench.demo.run import FULL, QUICK, TOUR, Size
 from headstart.bench.demo.world import SERVERS, servers_called
 from headstart.bench.replay_model import Recording, load_recordings
 from headstart.bench.replay_model.playback import output_tokens
@@ -18,11 +18,17 @@ from headstart.bench.replay_model.playback import output_tokens
 HERE = Path(demo.__file__).parent
 MEASURED = tuple(one for one in load_recordings(HERE / "sessions.toml") if one.session != SECOND_THOUGHTS)
 TRAINING = load_recordings(HERE / "training.toml")
-LONG = MEASURED[QUICK.sessions + TOUR.sessions :]
+LONG = MEASURED[-8:]
+SIZES = pytest.mark.parametrize("size", [QUICK, TOUR, FULL], ids=["quick", "tour", "full"])
+HEAVY = {"markitdown", "sympy", "word", "excel"}
 
 
 def tools(recording: Recording) -> tuple[str, ...]:
     return tuple(call.name for step in recording.steps for call in step.calls)
+
+
+def played(size: Size) -> tuple[Recording, ...]:
+    return MEASURED[size.skipped : size.skipped + size.sessions]
 
 
 def contents(recordings: tuple[Recording, ...]) -> set[str]:
@@ -57,14 +63,35 @@ def test_the_long_ones_are_as_long_as_agents_sessions_are(recording: Recording) 
     assert all(40 <= tokens <= 150 for tokens in hidden)
 
 
-@pytest.mark.parametrize("size", [QUICK, TOUR, FULL], ids=["quick", "tour", "full"])
-def test_what_the_chosen_conversations_call_is_configured(size: object) -> None:
-    assert isinstance(size, type(QUICK))
-    played = MEASURED[size.skipped : size.skipped + size.sessions]
-    assert len(played) == size.sessions
-    configured = {*(size.servers or SERVERS), *servers_called(played)}
+@SIZES
+def test_what_the_chosen_conversations_call_is_configured(size: Size) -> None:
+    assert len(played(size)) == size.sessions
+    configured = {*(size.servers or SERVERS), *servers_called(played(size))}
     assert configured <= set(SERVERS)
     assert len(configured) >= (5 if size is QUICK else 8)
+
+
+@SIZES
+def test_some_steps_show_no_text_before_their_calls(size: Size) -> None:
+    steps = {recording.session: recording.steps for recording in played(size)}
+    hidden = {
+        session: [step for step in each if step.calls and step.hidden_tokens and not (step.text or step.reasoning)]
+        for session, each in steps.items()
+    }
+    assert any(hidden.values())
+    if size is not FULL:  # where one session alone may be played at a pace, each has such a step
+        assert all(hidden.values())
+    for session, each in steps.items():
+        assert len(hidden[session]) < sum(1 for step in each if step.calls), "and some do"
+
+
+def test_a_tour_calls_six_of_its_eight_servers_and_every_heavy_one() -> None:
+    called = servers_called(played(TOUR))
+    assert called == ["markitdown", "time", "memory", "sympy", "word", "excel"]
+    assert set(called) <= set(TOUR.servers)
+    assert set(called) >= HEAVY
+    first, *_others = played(TOUR)
+    assert set(servers_called([first])) & HEAVY, "also at a pace at which one session alone is played"
 
 
 def test_the_one_that_changes_its_mind_is_not_measured_and_calls_nothing() -> None:
@@ -75,5 +102,4 @@ def test_the_one_that_changes_its_mind_is_not_measured_and_calls_nothing() -> No
 
 def test_the_servers_that_conversations_call_are_named_once_in_order() -> None:
     assert servers_called(MEASURED[:2]) == ["time", "memory", "git", "files"]
-    assert servers_called(MEASURED[2:4]) == ["markitdown", "memory", "sympy", "word"]
-    assert set(servers_called(MEASURED)) == set(SERVERS), "the full run calls every server"
+    assert set(servers_called(played(FULL))) == set(SERVERS), "the full run calls every server"

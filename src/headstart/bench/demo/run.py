@@ -50,9 +50,12 @@ _EIGHT = ("markitdown", "sympy", "word", "excel", "time", "git", "files", "memor
 _LIGHT = 2
 """Recordings that call light servers only, the first ones."""
 
+_SHORT = 4
+"""Recordings that only the runs in a hurry play: those, and two that call heavy servers."""
+
 QUICK = Size(sessions=2, tpots_s=(MAIN_TPOT_S,), gap_s=0.25, servers=("sqlite",), modes_at_once=len(CELLS))
 TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050), servers=_EIGHT, skipped=_LIGHT, sessions_aside=1)
-FULL = Size(sessions=10, tpots_s=(0.005, MAIN_TPOT_S, 0.050), gap_s=2.0, skipped=_LIGHT)
+FULL = Size(sessions=10, tpots_s=(0.005, MAIN_TPOT_S, 0.050), gap_s=2.0, skipped=_SHORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
