@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,11 +120,23 @@ class CellResult:
     phases_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
-async def run_modes(stage: Stage, cells: Sequence[Cell], *, on_cell: Callable[[CellResult], None]) -> list[CellResult]:
+async def run_modes(
+    stage: Stage,
+    cells: Sequence[Cell],
+    *,
+    on_cell: Callable[[CellResult], None],
+    afterwards: Callable[[Mapping[str, Served]], Awaitable[None]],
+) -> list[CellResult]:
     """Run all conversations at every pace, in one mode after the other, and take the numbers.
 
     All that the modes prepare is prepared before the first of them is measured, so that
     it uses every core; while one is measured, the services of the others stand idle.
+
+    Args:
+        stage: What they have in common.
+        cells: The modes, a service each.
+        on_cell: Told of each cell when it is measured.
+        afterwards: Called once, when all numbers are taken, with the services by their cells' names.
     """
     results: list[CellResult] = []
     began_s = time.monotonic()
@@ -141,6 +153,7 @@ async def run_modes(stage: Stage, cells: Sequence[Cell], *, on_cell: Callable[[C
                     result.cpu_s += prepared_cpu_s
                     results.append(result)
                     on_cell(result)
+        await afterwards({cell.name: served for cell, served in zip(cells, services, strict=True)})
     return results
 
 

@@ -1,12 +1,12 @@
 """After the numbers: a conversation that changes its mind, then a kill -9 in the middle of two others.
 
 The first says what it could do and does not do it, so that something is prepared in vain.
+All run on a service that was measured before and stands anyway, zygotes included.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,13 @@ from headstart.backends.spawner.guest.processes import descendants
 from headstart.bench.demo.cells import Stage, WrongGuess, wrong_guesses
 from headstart.bench.demo.meter import command_of, is_alive
 from headstart.bench.demo.models import MAIN_TPOT_S, Pace
-from headstart.bench.demo.service import Served, ServiceConfig, serving, session_name
+from headstart.bench.demo.service import Served, session_name
 from headstart.bench.replay_model import Recording
 
-__all__ = ["SECOND_THOUGHTS", "Finale", "Killed", "play_finale"]
+__all__ = ["ITS_MODE", "SECOND_THOUGHTS", "Finale", "Killed", "play_finale"]
+
+ITS_MODE = "predictive+zygote"
+"""The cell whose service it is played on."""
 
 SECOND_THOUGHTS = "second-thoughts"
 """The recording that says what it could do, and then does not do it."""
@@ -57,31 +60,19 @@ class Finale:
     killed: Killed
 
 
-async def play_finale(stage: Stage) -> Finale:
+async def play_finale(stage: Stage, served: Served) -> Finale:
     """Let one session change its mind; then run two, kill the service under them, and watch until nothing of it is left."""
-    state_dir = stage.scratch / "finale"
-    shutil.copytree(stage.learned, state_dir)
     pace = next((pace for pace in stage.paces if pace.tpot_s == MAIN_TPOT_S), stage.paces[0])
-    config = ServiceConfig(
-        state_dir=state_dir,
-        mcp_file=stage.world.mcp_file,
-        paces=(pace,),
-        backend=stage.backend,
-        mode="predictive",
-        zygotes=True,
-    )
-    async with serving(config) as (served,):
-        await served.until_zygotes_stand()
-        wrong = await _change_a_mind(stage, served, pace)
-        before: dict[int, str] = {}
-        async with anyio.create_task_group() as tasks:
-            for recording in stage.recordings[:2]:
-                tasks.start_soon(_converse_until_it_breaks, served, recording, pace)
-            await _until_busy(served)
-            before.update((pid, command_of(pid)) for pid in descendants(served.process.pid))
-            os.kill(served.process.pid, signal.SIGKILL)
-            tasks.cancel_scope.cancel()
-        return Finale(wrong_guesses=wrong, killed=await _watch(before))
+    wrong = await _change_a_mind(stage, served, pace)
+    before: dict[int, str] = {}
+    async with anyio.create_task_group() as tasks:
+        for recording in stage.recordings[:2]:
+            tasks.start_soon(_converse_until_it_breaks, served, recording, pace)
+        await _until_busy(served)
+        before.update((pid, command_of(pid)) for pid in descendants(served.process.pid))
+        os.kill(served.process.pid, signal.SIGKILL)
+        tasks.cancel_scope.cancel()
+    return Finale(wrong_guesses=wrong, killed=await _watch(before))
 
 
 async def _change_a_mind(stage: Stage, served: Served, pace: Pace) -> list[WrongGuess]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from headstart.bench.demo.cells import CELLS, CellResult, Stage, run_modes
-from headstart.bench.demo.finale import Finale, play_finale
+from headstart.bench.demo.finale import ITS_MODE, Finale, play_finale
 from headstart.bench.demo.learning import ensure_learned
 from headstart.bench.demo.models import MAIN_TPOT_S, open_models
 from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios, whole_run
+from headstart.bench.demo.service import Served
 from headstart.bench.demo.world import World, make_world, servers_called
 from headstart.bench.isolation import best_backend_name
 from headstart.bench.result import BenchResult
@@ -103,9 +104,6 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
             aside=size.sessions if size.sessions_aside is None else size.sessions_aside,
         )
         results = await _run_cells(stage, watcher, at_once=size.modes_at_once)
-        if watcher.on_finale is not None:
-            watcher.progress("a session that changes its mind, then two, and a kill -9 of the service under them")
-            watcher.on_finale(await play_finale(stage))
     return _result(results, world, stage)
 
 
@@ -115,12 +113,17 @@ async def _run_cells(stage: Stage, watcher: Watcher, *, at_once: int) -> list[Ce
         watcher.progress(f"  {result.cell.name}, {result.tpot_s * 1000:g} ms per token: {took}")
         watcher.on_cell(result)
 
+    async def finale(services: Mapping[str, Served]) -> None:
+        if watcher.on_finale is not None and ITS_MODE in services:
+            watcher.progress("a session that changes its mind, then two, and a kill -9 of the service under them")
+            watcher.on_finale(await play_finale(stage, services[ITS_MODE]))
+
     told = f"{len(stage.recordings)} sessions on {len(stage.world.servers)} servers"
     results: list[CellResult] = []
     for first in range(0, len(CELLS), at_once):
         cells = CELLS[first : first + at_once]
         watcher.progress(f"{told}: {', '.join(cell.name for cell in cells)}")
-        results += await run_modes(stage, cells, on_cell=measured)
+        results += await run_modes(stage, cells, on_cell=measured, afterwards=finale)
     return results
 
 
