@@ -178,7 +178,7 @@ def test_a_command_that_does_not_exist_is_told_by_init_and_the_others_are_learne
     assert MISSING in told["git"]["problem"]
     assert told["good"]["problem"] == ""
     assert told["good"]["tools"] == 5
-    assert told["good"]["reason"]
+    assert told["good"]["form"] == "zygote", told["good"]["reason"]
     assert (told["plain"]["form"], told["plain"]["reason"]) == ("cold", 'its config says zygote = "never"')
 
 

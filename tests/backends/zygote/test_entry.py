@@ -80,6 +80,18 @@ def test_every_common_shebang_leads_to_its_python(venv: Path, line: str) -> None
     assert found == EntryPlan(interpreter=str(venv / "bin/python"), entry=(str(script),))
 
 
+def test_a_script_that_looks_for_its_python_beside_itself_finds_it_through_links(venv: Path, tmp_path: Path) -> None:
+    """As uv writes scripts into environments that can be moved, those of `uvx` among them."""
+    environment = venv.rename(tmp_path / "an environment")
+    text = "#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python' \"$0\" \"$@\"\n' '''\n"
+    script = executable(environment / "bin" / "other", text)
+    link = tmp_path / "link"
+    link.symlink_to(script)
+    for started in (script, link):
+        expected = EntryPlan(interpreter=str(environment / "bin/python"), entry=(str(started),), args=("-v",))
+        assert plan(str(started), "-v") == expected
+
+
 def test_options_in_a_shebang_count(venv: Path) -> None:
     script = executable(venv / "bin" / "other", f"#!{venv}/bin/python -sE\n")
     assert plan(str(script)) == EntryPlan(

@@ -1,9 +1,9 @@
 """From a launch command to the Python program behind it: which interpreter, which entry.
 
 A command is followed as the kernel and the launchers would follow it, offline: through
-PATH, shebangs (also `env`, and the `/bin/sh` trick that pip uses for long paths),
-`uv run`, `uvx`, `pipx run`. What does not lead to a Python script or module starts cold,
-with the reason in plain words.
+PATH, shebangs (also `env`, and the `/bin/sh` tricks that pip uses for long paths and uv
+for environments that can be moved), `uv run`, `uvx`, `pipx run`. What does not lead to a
+Python script or module starts cold, with the reason in plain words.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ __all__ = ["ColdReason", "EntryPlan", "plan_entry"]
 
 HOPS = 5
 """A launcher may lead to a launcher, but not for ever."""
+
+BESIDE_ITSELF = '"$(dirname -- "$(realpath -- "$0")")"/'
+"""Where the scripts of an environment that can be moved, as `uvx` makes them, look for their interpreter."""
 
 FLAGS = frozenset("bBdEIOPqRsSuv")
 FLAGS_WITH_VALUE = frozenset("WX")
@@ -111,7 +114,7 @@ def _is_python(program: Path) -> bool:
 
 
 def _shebang(script: Path) -> list[str] | None:
-    """Return the words of a script's `#!` line (with pip's `/bin/sh` trick undone), None without one."""
+    """Return the words of a script's `#!` line (with the `/bin/sh` tricks of pip and uv undone), None without one."""
     with script.open("rb") as file:
         head = file.read(2_048).decode("utf-8", "replace").splitlines()
     if not head or not head[0].startswith("#!"):
@@ -123,7 +126,10 @@ def _shebang(script: Path) -> list[str] | None:
         rest = words[1] if len(words) > 1 else ""
         return shlex.split(rest.removeprefix("-S")) or None
     if Path(words[0]).name == "sh" and len(head) > 1 and head[1].startswith("'''exec' "):
-        return shlex.split(head[1].removeprefix("'''exec' "))[:1] or None
+        command = head[1].removeprefix("'''exec' ")
+        if command.startswith(BESIDE_ITSELF):
+            command = f"{shlex.quote(str(script.resolve().parent))}/{command.removeprefix(BESIDE_ITSELF)}"
+        return shlex.split(command)[:1] or None
     return words if _is_python(Path(words[0])) else None
 
 
