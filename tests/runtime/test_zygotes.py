@@ -20,6 +20,7 @@ from headstart.backends.contract import Capabilities, Command, Identity, Templat
 from headstart.config.model import WarmupCall
 from headstart.core.events import PrepareForm
 from headstart.ids import SandboxId
+from headstart.runtime import zygotes
 from headstart.runtime.store import FormChoice
 from headstart.runtime.zygote_trial import try_server
 from headstart.runtime.zygotes import CheckedForm, FormCheck, choose_form, restore_form
@@ -135,7 +136,7 @@ async def test_the_call_that_is_compared_only_reads_and_the_operators_word_goes_
 @pytest.mark.parametrize(
     ("before", "said", "words"),
     [
-        ("import secrets\nnonce = secrets.token_hex(4)", "'same'", "before its main (random takes random bytes)"),
+        ("import secrets\nnonce = secrets.token_hex(4)", "'same'", "before its main (__main__ takes random bytes)"),
         (
             "import ctypes, os\nborn = ctypes.CDLL(None).getpid()",
             "str(born == os.getpid())",
@@ -242,6 +243,71 @@ async def test_modules_that_start_threads_are_left_for_after_the_fork(tmp_path: 
         assert form.preload is not None
         assert "helper" not in form.preload.modules
         assert "json" in form.preload.modules
+
+
+async def told_by(form: CheckedForm, check: FormCheck) -> tuple[str, ...]:
+    """Return what a sandbox of the chosen zygote answers to `change`."""
+    assert form.prepared is not None
+    sandbox = await check.backend.start(form.prepared, Identity(sandbox=SandboxId("tried")))
+    try:
+        return (await try_server(sandbox, choose=lambda _: WarmupCall(tool="change"), clock=check.clock)).answers
+    finally:
+        await sandbox.aclose()
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "import secrets; own = secrets.token_hex()",
+        "import uuid; own = uuid.uuid4()",
+        "import random; own = random.random()",
+        "import util; own = util.token()",
+    ],
+)
+async def test_what_a_module_draws_at_import_is_another_in_every_fork(
+    tmp_path: Path, check: FormCheck, drawn: str
+) -> None:
+    (tmp_path / "util.py").write_text("import secrets\ndef token(): return secrets.token_hex()")
+    server = SERVER.replace('"changed"', "str(helper.own)")
+    helper = drawn + "\ndef answer(): return 'same'"
+    async with chosen(make_template(tmp_path, helper, server=server), check) as form:
+        assert form.preload is not None, form.reason
+        assert "helper" not in form.preload.modules
+        assert "json" in form.preload.modules
+        first, second = [await told_by(form, check) for _ in range(2)]
+    assert len({*first}) == len({*second}) == 1
+    assert first != second
+
+
+async def test_a_secret_that_many_modules_import_is_another_in_every_fork(tmp_path: Path, check: FormCheck) -> None:
+    helper = "import secrets; own = secrets.token_hex()\ndef answer(): return 'same'"
+    tools = [f"tool{number}" for number in range(8)]
+    for tool in tools:
+        (tmp_path / f"{tool}.py").write_text("from helper import own")
+    server = SERVER.replace('"changed"', "tool7.own").replace("helper\n", f"{', '.join(tools)}, helper\n", 1)
+    async with chosen(make_template(tmp_path, helper, server=server), check) as form:
+        assert form.preload is not None, form.reason
+        assert not {"helper", *tools} & set(form.preload.modules)
+        assert await told_by(form, check) != await told_by(form, check)
+
+
+async def test_a_module_that_draws_at_import_leaves_the_way_to_the_loop_to_each_fork(
+    tmp_path: Path, check: FormCheck
+) -> None:
+    server = "import helper\n" + SDK_SERVER
+    async with chosen(make_template(tmp_path, "import uuid; own = uuid.uuid4()", server=server), check) as form:
+        assert form.form is PrepareForm.ZYGOTE
+        assert "before its main (helper takes random bytes)" in form.reason
+        assert "imports 1 after the fork" in form.reason
+
+
+async def test_a_draw_at_import_that_cannot_be_left_for_later_means_cold(
+    tmp_path: Path, check: FormCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygotes, "MORE_AUDITS", 0)
+    helper = "import secrets; own = secrets.token_hex()\ndef answer(): return 'same'"
+    async with chosen(make_template(tmp_path, helper), check) as form:
+        assert form.reason == "importing helper takes random bytes, which all its forks would share"
 
 
 async def test_lists_that_differ_in_a_fork_mean_cold(tmp_path: Path, check: FormCheck) -> None:

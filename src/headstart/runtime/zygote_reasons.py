@@ -25,6 +25,7 @@ def reason_to_start_cold(recording: Recording, report: PreloadReport, session_en
         _wrong_interpreter(recording)
         or report.unforkable()
         or _left_behind(report)
+        or _drawn(report)
         or _session_specific(recording, report, frozenset(session_env))
         or _set_by_program(recording, report)
     )
@@ -64,6 +65,12 @@ def _left_behind(report: PreloadReport) -> str | None:
         return f"importing {module} writes {path}"
     for what, module in report.connected.items():
         return f"importing {module} opens a connection ({what})"
+    return None
+
+
+def _drawn(report: PreloadReport) -> str | None:
+    for module, what in report.draws.items():
+        return f"importing {module} takes {what}, which all its forks would share"
     return None
 
 

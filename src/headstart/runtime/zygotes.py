@@ -1,7 +1,8 @@
 """Choose from what a server starts, and check the choice: forked, it must be what it is cold.
 
 1. Start it cold under a recorder: its lists, one READ call, and what it has imported.
-2. Import the same in a preloader that is only looked at: what did importing read, write, start?
+2. Import the same in a preloader that is only looked at: what did importing read, write, start,
+   draw?
 3. Run its own code up to its event loop in another such preloader: would it do there what each
    start must do anew? If not, that part is the zygote's, too.
 4. Prepare a real zygote and start two sandboxes from it: lists and call must equal the cold ones.
@@ -50,10 +51,10 @@ from headstart.runtime.zygote_trial import Trial, TrialFailed, difference, readi
 
 __all__ = ["CheckedForm", "FormCheck", "choose_form", "restore_form"]
 
-LAYOUT = 2
+LAYOUT = 3
 """Of what `CheckedForm.stored` remembers; another number there means: choose again."""
 MORE_AUDITS = 4
-"""How often imports are repeated to get rid of threads."""
+"""How often imports are repeated to get rid of what threads and random draws speak against."""
 ADVANCE_TIMEOUT_S = 20.0
 """What takes longer to come to its event loop is waiting for something."""
 _CONTROL = 3
@@ -173,7 +174,7 @@ async def _choose(template: Template, check: FormCheck, known: dict[str, Any]) -
         "cold_cpu_s": cold.usage.cpu_s,
         "cold_memory_bytes": cold.usage.memory_bytes,
     }
-    report, modules = await _audit_without_threads(template, check, plan, recording.modules)
+    report, modules = await _audit_what_forks_may_share(template, check, plan, recording.modules)
     reason = reason_to_start_cold(recording, report, check.session_env)
     if reason is not None:
         raise _StartsCold(reason)
@@ -232,14 +233,15 @@ def _praise(recording: Recording, report: PreloadReport, modules: Sequence[str],
     return f"forks {main} with {len(modules)} modules imported{rest}; answers as a cold start does{held}"
 
 
-async def _audit_without_threads(
+async def _audit_what_forks_may_share(
     template: Template, check: FormCheck, plan: EntryPlan, modules: tuple[str, ...]
 ) -> tuple[PreloadReport, tuple[str, ...]]:
-    """Step 2, repeated without the modules that start threads: those are left for after the fork."""
+    """Step 2, repeated without the modules that start threads or draw: those are left for after the fork."""
     report = await _audit_imports(template, check, plan, modules)
     for _ in range(MORE_AUDITS):
-        remaining = tuple(name for name in modules if not _within(name, report.thread_starters))
-        if not report.threads or len(remaining) == len(modules):
+        later = report.drawing | report.thread_starters if report.threads else report.drawing
+        remaining = tuple(name for name in modules if not _within(name, later))
+        if len(remaining) == len(modules):
             break
         modules = remaining
         report = await _audit_imports(template, check, plan, modules)

@@ -146,6 +146,7 @@ async def test_a_program_without_asyncio_is_told(tmp_path: Path) -> None:
         ("import secrets; x = secrets.token_hex(2)", "random bytes"),
         ("import os; x = os.urandom(4)", "random bytes"),
         ("import random; x = random.random()", "random numbers"),
+        ("import random; x = random.Random().random()", "random numbers"),
         ("import os; x = os.getpid()", "pid"),
     ],
 )

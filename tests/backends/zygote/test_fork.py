@@ -172,6 +172,25 @@ async def test_forks_share_no_random_state_but_seeds_that_were_given(tmp_path: P
     assert first[1] == second[1]
 
 
+async def test_link_ids_of_rich_begin_elsewhere_in_every_fork(tmp_path: Path) -> None:
+    pytest.importorskip("rich", reason="rich is not installed")
+    source = "from rich.style import Style; print(Style(link='x').link_id)"
+    async with zygote(script_in(tmp_path, source), modules=["rich.style"]) as running:
+        assert len({await running.output() for _ in range(3)}) == 3
+
+
+async def test_sympys_dummies_count_from_elsewhere_in_every_fork_and_meet_none_of_an_import(tmp_path: Path) -> None:
+    (tmp_path / "sympy" / "core").mkdir(parents=True)
+    for name in ("sympy/__init__.py", "sympy/core/__init__.py"):
+        script_in(tmp_path, "", name)
+    script_in(tmp_path, "class Dummy:\n    _count = 5\n    _base_dummy_index = 2_000_000", "sympy/core/symbol.py")
+    source = "from sympy.core.symbol import Dummy; print(Dummy._base_dummy_index + Dummy._count)"
+    async with zygote(script_in(tmp_path, source), modules=["sympy.core.symbol"]) as running:
+        following = {int(await running.output()) for _ in range(3)}
+    assert len(following) == 3
+    assert min(following) >= 2_000_005
+
+
 async def test_numpys_global_state_is_reseeded(tmp_path: Path) -> None:
     pytest.importorskip("numpy", reason="numpy is not installed")
     script = script_in(tmp_path, "import numpy; print(numpy.random.random())")

@@ -80,6 +80,89 @@ async def test_connections_and_programs_are_recorded(tmp_path: Path) -> None:
     assert report.programs == {"true": "odd"}
 
 
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("import secrets; x = secrets.token_hex()", "random bytes"),
+        ("import uuid; x = uuid.uuid4()", "random bytes"),
+        ("from uuid import uuid1; x = uuid1()", "a unique id"),
+        ("import os; x = os.urandom(4)", "random bytes"),
+        ("import os; x = os.getrandom(4)", "random bytes"),
+        ("import random; x = random.SystemRandom().random()", "random bytes"),
+        ("x = open('/dev/urandom', 'rb').read(4)", "random bytes"),
+        ("import random; x = random.random()", "random numbers"),
+        ("from random import randint; x = randint(1, 9)", "random numbers"),
+        ("import random; x = random.choice('abc')", "random numbers"),
+        ("import random; x = random.Random().gauss(0, 1)", "random numbers"),
+        ("import helper; x = helper.token()", "random bytes"),
+        (
+            "import os, threading; t = threading.Thread(target=os.urandom, args=(4,)); t.start(); t.join()",
+            "random bytes",
+        ),
+    ],
+)
+async def test_draws_at_import_are_recorded_with_the_module_whose_body_drew(
+    tmp_path: Path, source: str, what: str
+) -> None:
+    script_in(tmp_path, "import secrets\ndef token(): return secrets.token_hex()", "helper.py")
+    report = await audit(tmp_path, source)
+    assert (report.draws, report.drawing) == ({"odd": what}, {"odd"})
+
+
+async def test_a_draw_of_numpys_global_generator_is_recorded_too(tmp_path: Path) -> None:
+    pytest.importorskip("numpy", reason="numpy is not installed")
+    assert (await audit(tmp_path, "import numpy; x = numpy.random.rand()")).draws == {"odd": "random numbers"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import random; random.seed(); x = random.Random()",
+        "import random; x = random.Random(5).random()",
+        "import random; x = random.SystemRandom()",
+        "import tempfile; x = tempfile.gettempdir()",
+        "import multiprocessing.process",
+        "import uuid, ssl, hashlib, asyncio, email.generator, http.client, logging",
+        "import rich.style",
+        "import numpy.random",
+        "from mcp.server.mcpserver import MCPServer; x = MCPServer('early')",
+    ],
+)
+async def test_what_a_fork_renews_is_no_draw(tmp_path: Path, source: str) -> None:
+    pytest.importorskip(source.split()[1].rstrip(";,"), reason="it is not installed")
+    report = await audit(tmp_path, source)
+    assert (report.failed, report.draws, report.drawing) == ({}, {}, frozenset())
+
+
+async def test_all_that_import_a_drawing_module_are_named_with_it(tmp_path: Path) -> None:
+    for package in ("ours", "theirs"):
+        (tmp_path / package).mkdir()
+    for name, source in {
+        "ours/__init__.py": "",
+        "ours/ids.py": "import uuid; OWN = uuid.uuid4()",
+        "ours/first.py": "from ours.ids import OWN",
+        "ours/second.py": "from . import ids",
+        "ours/third.py": "from .second import ids",
+        "ours/apart.py": "import json",
+        "theirs/__init__.py": "import ours.ids",
+        "theirs/part.py": "",
+    }.items():
+        script_in(tmp_path, source, name)
+    names = ["ours.first", "ours.second", "ours.third", "ours.apart", "theirs", "theirs.part"]
+    report = await audit(tmp_path, "", *names)
+    assert report.draws == {"ours.ids": "random bytes"}
+    assert report.drawing == {"ours.ids", "ours.first", "ours.second", "ours.third", "theirs"}
+
+
+async def test_the_import_statement_and_the_generators_are_plain_again_after_the_watch(tmp_path: Path) -> None:
+    source = (
+        "import builtins, os, random\n"
+        "print(*(f.__module__ for f in (builtins.__import__, os.urandom, os.getrandom)), type(random.random).__name__)"
+    )
+    async with zygote(script_in(tmp_path, source), modules=["random"], audit=True) as running:
+        assert await running.output() == "builtins posix posix builtin_function_or_method\n"
+
+
 async def test_modules_that_fail_are_listed_and_the_rest_is_imported(tmp_path: Path) -> None:
     script_in(tmp_path, "raise SystemExit('not me')", "quitter.py")
     report = await audit(tmp_path, "", "quitter", "no_such_module")

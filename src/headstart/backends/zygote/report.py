@@ -93,6 +93,8 @@ class PreloadReport:
         cpu_s: CPU-seconds that it took.
         threads: Names of threads that run besides the main one ("native" for those Python does not know).
         thread_starters: After an audit: the modules that started them, with those that import them.
+        draws: After an audit: what bodies of modules took that is another at every start (`random bytes`), by body.
+        drawing: After an audit: those modules, and all that import them.
         files: What is open that was not open before.
         children: Child processes.
         timers: Whether an alarm is set, which a fork would not have.
@@ -110,6 +112,8 @@ class PreloadReport:
     cpu_s: float
     threads: tuple[str, ...]
     thread_starters: frozenset[str]
+    draws: Mapping[str, str]
+    drawing: frozenset[str]
     files: tuple[str, ...]
     children: int
     timers: bool
@@ -143,6 +147,8 @@ class PreloadReport:
             cpu_s=told["cpu_s"],
             threads=threads + ("native",) * (told["thread_count"] - 1 - len(threads)),
             thread_starters=frozenset(told["thread_starters"]),
+            draws=told["draws"],
+            drawing=frozenset(told["drawing"]),
             files=tuple(told["files"]),
             children=told["children"],
             timers=told["timers"],

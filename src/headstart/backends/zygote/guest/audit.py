@@ -5,7 +5,9 @@ the form is chosen) records it: environment variables, the working directory, th
 database; and what was written or connected to. The shallow part (done at every preload)
 looks only at the end state: threads, open files, children; it leaves nothing behind,
 while an audit hook stays for the life of its process. Modules that start threads are named
-by a deep watch, so that a program can be preloaded without them.
+by a deep watch, so that a program can be preloaded without them; so are those whose bodies
+draw what is another at every start (random bytes and numbers, unique ids), with all that import
+them: what a body keeps of a draw would be the same in every fork.
 
 The environment is watched by changing the *class* of `os.environ`: modules that keep a
 reference to it keep the real one, and it is plain again when the watch ends.
@@ -26,40 +28,35 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from . import facts
+from . import facts, imports, stack
 
 NATIVE_GENERATORS = ("uuid_utils", "fastuuid", "ulid_transform", "torch", "tensorflow", "jaxlib", "cupy")
 """Modules that keep a random generator in native code and do not reseed it after a fork."""
 
-STDLIB_WAY = frozenset(
-    [
-        "os",
-        "posixpath",
-        "genericpath",
-        "pathlib",
-        "pathlib._local",
-        "pathlib._abc",
-        "_collections_abc",
-        "collections.abc",
-        "typing",
-        "contextlib",
-        "tempfile",
-        "subprocess",
-        "shutil",
-    ]
-)
-"""Who reads on behalf of somebody else: the reader is the first frame above these."""
-
 RENEWED = {
     "sysconfig": ("env:HOME", "env:PYTHONUSERBASE"),
-    "multiprocessing.process": ("cwd",),
+    "multiprocessing.process": ("cwd", "random bytes"),
     "rich": ("cwd",),
+    "rich.style": ("random numbers",),
+    "sympy.core.symbol": ("random numbers",),
+    "numpy.random": ("random bytes",),
+    "numpy.random._pickle": ("random bytes",),
+    "tempfile": ("random numbers",),
     "mcp.server.request_state": ("random bytes",),
 }
-"""What common modules read at import and `fresh.py` reads again: no reason against a fork."""
+"""What common modules read or draw and `fresh.py` takes again: no reason against a fork.
+
+Of draws, in this order: the authentication key, where link ids and dummies' numbers begin, numpy's
+global generator (which is seeded where its `_pickle` first imports it), names of temporary files, the key below.
+"""
+
+KEPT_INSIDE = {"opentelemetry.context": ("random bytes",)}
+"""Who draws only to tell the entries of its own dictionary apart: no harm if two processes have the same names."""
 
 SHORTEST_RETAINED = 4
 """Shorter values ("1", "yes") are everywhere; finding one says nothing."""
+
+RANDOM_FILES = ("/dev/urandom", "/dev/random", "/proc/sys/kernel/random/uuid")
 
 KEY_MAKER = "mcp.server.request_state"
 """Makes a key from entropy for every server object that is given none."""
@@ -84,9 +81,13 @@ class Watch:
         self._iterated: Any = None
         self._copying: object = None
         self._threads = facts.thread_count()
-        self._importing: tuple[str, ...] = ()
+        self._importing: tuple[str, ...] = ("?",)
         self._thread_starters: set[str] = set()
+        self._draws: dict[str, str] = {}
+        self._drawing: set[str] = set()
+        self._imports = imports.Imports(self._watch_numpy)
         self._in_main = False
+        self._numpy_watched = False
         self._random_state: object = None
         self._own_places: tuple[str, ...] = ()
         self._cwd = ""
@@ -104,6 +105,8 @@ class Watch:
         self._watch_generators()
         if self._deep:
             self._watch_calls()
+            self._imports.watch()
+            self._undo.append(self._imports.unwatch)
             sys.addaudithook(self._on_event)
         self._recording = True
 
@@ -134,6 +137,8 @@ class Watch:
             "threads": [thread.name for thread in threading.enumerate()][1:],
             "thread_count": facts.thread_count(),
             "thread_starters": sorted(self._thread_starters),
+            "draws": self._draws,
+            "drawing": sorted(self._imports.with_importers(self._drawing)),
             "files": sorted(opened.values()),
             "children": len(facts.child_processes()),
             "timers": any(signal.getitimer(which)[0] for which in TIMERS),
@@ -153,7 +158,7 @@ class Watch:
         if not self._deep or not self._recording:
             return
         self._look_for_threads()
-        self._importing = (module, *_bodies())
+        self._importing = (module, *stack.bodies())
 
     def _look_for_threads(self) -> None:
         """Hold the import before this moment, and whoever had asked for it, responsible for new threads."""
@@ -164,22 +169,29 @@ class Watch:
 
     def _draw(self, what: str) -> None:
         """Note what is new at every start: a fork would have the zygote's."""
-        if self._recording and self._in_main:
-            reader = _reader()
-            its_own_record = (what, reader) == ("pid", "logging")  # which is made anew for every line
-            if not its_own_record and what not in RENEWED.get(reader, ()):
-                self.drew.setdefault(what, reader)
+        if not self._recording:
+            return
+        reader = stack.reader(stack.DRAWING_WAY)
+        its_own_record = (what, reader) == ("pid", "logging")  # which is made anew for every line
+        if its_own_record or what in RENEWED.get(reader, ()) or what in KEPT_INSIDE.get(reader, ()):
+            return
+        if self._in_main:
+            self.drew.setdefault(what, reader)
+        elif what != "pid":  # which imports keep in order to notice forks
+            drawing = stack.bodies() or self._importing  # the latter when a thread draws
+            self._draws.setdefault(drawing[0], what)
+            self._drawing.update(drawing)
 
     def _look(self, path: Any) -> None:
         """Note a path that may be another one, or have other content, at the next start."""
         if self._recording and self._in_main and not isinstance(path, int):
             name = os.path.normpath(os.path.join(self._cwd, os.fsdecode(path)))
             if not any((name + "/").startswith(place) or place.startswith(name + "/") for place in self._own_places):
-                self.looked_at.setdefault(name, _reader())
+                self.looked_at.setdefault(name, stack.reader())
 
     def _read(self, what: str) -> None:
         if self._recording and what not in self.reads:
-            reader = _reader()
+            reader = stack.reader()
             if what not in RENEWED.get(reader, ()):
                 self.reads[what] = reader
 
@@ -189,13 +201,13 @@ class Watch:
 
         class Watched(plain):
             def __getitem__(self, key: Any) -> Any:
-                if key != watch._iterated and _place() != watch._copying:
+                if key != watch._iterated and stack.place() != watch._copying:
                     watch._read("env:" + os.fsdecode(key))
                 return plain.__getitem__(self, key)
 
             def __iter__(self) -> Any:
                 watch._read("env:*")
-                watch._copying = _place()
+                watch._copying = stack.place()
                 for watch._iterated in plain.__iter__(self):
                     yield watch._iterated
                 watch._iterated = None
@@ -220,9 +232,28 @@ class Watch:
             seed(generator, a, version)
             if a is None and type(generator) is not random.SystemRandom:
                 self.unseeded.append(weakref.ref(generator))
+                if self._deep:
+                    self._watch_numbers(generator)
 
         random.Random.seed = noting  # type: ignore[method-assign]
         self._undo.append(lambda: setattr(random.Random, "seed", seed))
+
+    def _watch_numbers(self, generator: Any) -> None:
+        """Note what is drawn from a generator; everything that it makes, it makes of these two."""
+        for name in ("random", "getrandbits"):
+            self._wrap(generator, name, partial(self._draw, "random numbers"))
+
+    def _watch_numpy(self) -> None:
+        """Note what is drawn from numpy's global generator, once it is there."""
+        numpy_random: Any = sys.modules.get("numpy.random")
+        generator = getattr(getattr(numpy_random, "rand", None), "__self__", None)
+        if self._numpy_watched or generator is None:
+            return
+        self._numpy_watched = True
+        for name in dir(numpy_random):
+            owner = getattr(getattr(numpy_random, name), "__self__", None)
+            if owner is generator and name not in ("get_state", "set_state"):
+                self._wrap(numpy_random, name, partial(self._draw, "random numbers"))
 
     def watch_keys(self) -> None:
         """Note the SDK's servers with a key of their own (`mcp.server.request_state`), so that each fork gets another."""
@@ -249,10 +280,13 @@ class Watch:
         for module, name, what in (
             (os, "getpid", "pid"),
             (os, "urandom", "random bytes"),
+            (os, "getrandom", "random bytes"),
             (random, "_urandom", "random bytes"),
             (uuid, "uuid1", "a unique id"),
         ):
             self._wrap(module, name, partial(self._draw, what))
+        self._watch_numbers(random.seed.__self__)  # the global generator, which has two of its methods
+        self._watch_numbers(random)  # in the module, too
         for name in ("stat", "lstat", "access"):
             self._wrap(os, name, self._look, given=1)
 
@@ -275,23 +309,28 @@ class Watch:
         if event == "import":
             self.begins(str(args[0]))
         elif event == "open":
-            if isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                self._wrote(args[0])
+            self._opened(args[0], args[2])
         elif event in FILE_MAKERS:
             path = args[FILE_MAKERS[event]]
             if event != "os.mkdir" or not os.path.lexists(path):
                 self._wrote(path)
         elif event == "socket.connect":  # what is only bound is seen among the open files, if it stays
-            self.connected.setdefault(f"{event} {args[1]!r}", _reader())
+            self.connected.setdefault(f"{event} {args[1]!r}", stack.reader())
         elif event == "subprocess.Popen":
-            self.programs.setdefault(os.fsdecode(args[0] or args[1][0]), _reader())
+            self.programs.setdefault(os.fsdecode(args[0] or args[1][0]), stack.reader())
+
+    def _opened(self, path: Any, flags: Any) -> None:
+        if path in RANDOM_FILES:
+            self._draw("random bytes")
+        if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            self._wrote(path)
 
     def _wrote(self, path: Any) -> None:
         if isinstance(path, int):
             return  # an open descriptor: seen when it was opened
         name = os.path.abspath(os.fsdecode(path))
         if "__pycache__" not in name and not os.path.isdir(name) and not name.startswith(("/dev/", "/proc/")):
-            self._written.setdefault(name, _reader())
+            self._written.setdefault(name, stack.reader())
 
 
 def _random_states() -> object:
@@ -305,17 +344,6 @@ def _own_places() -> tuple[str, ...]:
     places = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.argv[0])), *sys.path}
     places |= {"/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/sys", "/dev"}
     return tuple(place.rstrip("/") + "/" for place in places if place.startswith("/"))
-
-
-def _bodies() -> list[str]:
-    """Name the modules whose bodies are being executed, innermost first."""
-    found: list[str] = []
-    frame: Any = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way up the stack
-    while frame is not None:
-        if frame.f_code.co_name == "<module>":
-            found.append(str(frame.f_globals.get("__name__")))
-        frame = frame.f_back
-    return [name for name in found if name != "__main__" and not name.startswith("_headstart_zygote")]
 
 
 def _retained() -> list[str]:
@@ -360,25 +388,3 @@ def _texts_in(holder: object) -> Generator[str]:
                 yield item
             elif type(item) in (dict, tuple) and not gc.is_tracked(item):
                 open_ones.append(item)
-
-
-def _reader() -> str:
-    """Name the module whose code is behind the call that is being watched."""
-    frame = _reading_frame()
-    return "?" if frame is None else str(frame.f_globals.get("__name__"))
-
-
-def _place() -> object:
-    """Identify the instruction behind the call: `dict(os.environ)` lists all names, then asks for each."""
-    frame = _reading_frame()
-    return None if frame is None else (frame.f_code, frame.f_lasti)
-
-
-def _reading_frame() -> Any:
-    frame: Any = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way up the stack
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name not in STDLIB_WAY and not name.startswith("_headstart_zygote"):
-            return frame
-        frame = frame.f_back
-    return None

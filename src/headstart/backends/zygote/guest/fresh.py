@@ -10,6 +10,7 @@ for each was registered by a module that the program has imported too.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import sys
@@ -52,6 +53,7 @@ def captured_output() -> Generator[dict[int, bytes]]:
 def renew(changes: Changes) -> None:
     """Give this copy all the randomness that it is to have for itself."""
     _reseed(changes.unseeded)
+    _move_counters()
     _renew_keys(changes.keyed)
 
 
@@ -146,6 +148,16 @@ def _reseed(unseeded: list[weakref.ref[random.Random]]) -> None:
         modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined] # noqa: SLF001
     if "multiprocessing.process" in modules:
         modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _move_counters() -> None:
+    """Let numbers that a module counts up from a random one begin elsewhere, beyond those that it has given out."""
+    style: Any = sys.modules.get("rich.style")
+    if hasattr(style, "_id_generator"):
+        style._id_generator = itertools.count(next(style._id_generator) + random.getrandbits(24))  # noqa: SLF001
+    dummy: Any = getattr(sys.modules.get("sympy.core.symbol"), "Dummy", None)
+    if hasattr(dummy, "_base_dummy_index"):
+        dummy._base_dummy_index += random.getrandbits(23)  # noqa: SLF001
 
 
 def _renew_keys(keyed: list[weakref.ref[Any]]) -> None:
