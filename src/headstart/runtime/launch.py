@@ -337,7 +337,7 @@ def _cache_env(kind: str, home: Path, *, offline: bool) -> dict[str, str]:
             }
             return env | {"UV_OFFLINE": "1"} if offline else env
         case _:
-            return {"PIPX_HOME": str(home / ".local/share/pipx")}
+            return {"PIPX_HOME": str(home / ".local/share/pipx"), "PIP_CACHE_DIR": str(home / ".cache/pip")}
 
 
 def _user_caches(kind: str, home: Path) -> tuple[Path, ...]:
