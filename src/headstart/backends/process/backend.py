@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,13 +45,22 @@ _BACKGROUND_NICENESS = 10
 class ProcessSandbox(SpawnedSandbox):
     """A session of processes under an init of ours."""
 
-    def __init__(self, identity: Identity, channel: Channel, entry: Command, *, client: SpawnerClient) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        channel: Channel,
+        entry: Command,
+        *,
+        client: SpawnerClient,
+        raise_priority: Callable[[], None],
+    ) -> None:
         super().__init__(identity.sandbox, channel, entry)
         self._client = client
+        self._do_raise_priority = raise_priority
 
     async def raise_priority(self) -> None:
-        """Undo `background`, where that was possible at all (as root)."""
-        await anyio.to_thread.run_sync(_give_back_priority, self.pid, self._client.pid)
+        """Undo `background`, where that is possible at all (see `_niceness_to_give`)."""
+        await anyio.to_thread.run_sync(self._do_raise_priority)
 
     async def usage(self) -> Usage:
         return await anyio.to_thread.run_sync(tree_usage, self.pid)
@@ -61,8 +72,10 @@ class ProcessSandbox(SpawnedSandbox):
 class ProcessBackend:
     """Starts sandboxes that are isolated from nothing; made by `open_process_backend`."""
 
-    def __init__(self, client: SpawnerClient) -> None:
+    def __init__(self, client: SpawnerClient, *, background_niceness: int) -> None:
+        """`background_niceness` is what sandboxes are given that nobody waits for."""
         self._client = client
+        self._background_niceness = background_niceness
         self._run = Path(client.facts["run"])
         self._zygotes = itertools.count(1)
 
@@ -105,22 +118,40 @@ class ProcessBackend:
     async def _start_cold(self, cold: ColdPrepared, identity: Identity, *, background: bool) -> ProcessSandbox:
         folders = _Folders(self._run / identity.sandbox)
         entry = folders.entry(cold.template.command, identity)
-        started = await self._client.start(identity.sandbox, "", folders.plan(cold.template, background=background))
-        return ProcessSandbox(identity, started.channel, entry, client=self._client)
+        plan = folders.plan(cold.template, self._niceness(background=background))
+        channel = (await self._client.start(identity.sandbox, "", plan)).channel
+        return ProcessSandbox(
+            identity,
+            channel,
+            entry,
+            client=self._client,
+            raise_priority=lambda: self._give_back_priority(channel.pid),
+        )
 
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
         folders = _Folders(self._run / identity.sandbox)
         entry = folders.entry(nest.template.command, identity)
-        plan = folders.plan(nest.template, background=background)
+        plan = folders.plan(nest.template, self._niceness(background=background))
         fork = await nest.fork(entry, plan=plan)
         return ForkedSandbox(
             identity.sandbox,
             fork,
             entry,
             nest=nest,
-            raise_priority=lambda: _give_back_priority(fork.channel.pid, self._client.pid),
+            raise_priority=lambda: self._give_back_priority(fork.channel.pid),
             clean_up=folders.remove,
         )
+
+    def _niceness(self, *, background: bool) -> int:
+        return self._background_niceness if background else 0
+
+    def _give_back_priority(self, root: int) -> None:
+        if self._background_niceness == 0 or not is_below(root, self._client.pid):
+            return  # none was given; or it has ended, and its number may be a stranger's
+        services_own = os.getpriority(os.PRIO_PROCESS, 0)
+        for pid in (root, *descendants(root)):
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.setpriority(os.PRIO_PROCESS, pid, services_own)
 
     async def leftovers(self) -> Leftovers:
         """Count the spawner's descendants and the sandboxes' folders."""
@@ -143,11 +174,11 @@ class _Folders:
         env = {**command.env, **identity.env, **private}
         return Command(argv=command.argv, env=env, cwd=command.cwd or str(self._home))
 
-    def plan(self, template: Template, *, background: bool) -> dict[str, Any]:
+    def plan(self, template: Template, niceness: int) -> dict[str, Any]:
         return {
             "directories": [str(self._root), str(self._home), str(self._scratch)],
             "rlimits": _rlimits(template.limits),
-            "niceness": _BACKGROUND_NICENESS if background and os.geteuid() == 0 else 0,
+            "niceness": niceness,
         }
 
     def remove(self) -> None:
@@ -161,7 +192,7 @@ async def open_process_backend(state_dir: Path) -> AsyncGenerator[ProcessBackend
     On leaving, every sandbox has ended and its folders are gone.
     """
     async with open_spawner(_KIND, {"base": str(state_dir / "process")}) as client:
-        yield ProcessBackend(client)
+        yield ProcessBackend(client, background_niceness=_niceness_to_give())
 
 
 def _rlimits(limits: Limits) -> dict[str, int]:
@@ -173,11 +204,21 @@ def _rlimits(limits: Limits) -> dict[str, int]:
     return chosen
 
 
-def _give_back_priority(root: int, spawner: int) -> None:
-    if os.geteuid() != 0:
-        return  # only root may take niceness back, so nobody else was given any
-    if not is_below(root, spawner):
-        return  # it has ended, and its number may be a stranger's
-    for pid in (root, *descendants(root)):
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.setpriority(os.PRIO_PROCESS, pid, 0)
+def _niceness_to_give() -> int:
+    """Return how nice background sandboxes are: not at all where that could not be taken back.
+
+    Who may do that cannot be told from the user: root in a container often may not. So it is
+    tried, on a thread that ends with whatever niceness it has got: Linux counts by thread.
+    """
+    with ThreadPoolExecutor(max_workers=1) as trial:
+        return _BACKGROUND_NICENESS if trial.submit(_can_take_niceness_back).result() else 0
+
+
+def _can_take_niceness_back() -> bool:
+    thread, before = threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, thread, before + 1)
+    try:
+        os.setpriority(os.PRIO_PROCESS, thread, before)
+    except PermissionError:
+        return False
+    return True
