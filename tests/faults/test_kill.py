@@ -1,4 +1,8 @@
-"""kill -9 in the middle of a load: within a second nothing runs, and the next start cleans up."""
+"""kill -9 in the middle of a load: within a second nothing runs, and the next start cleans up.
+
+The second is a claim about Headstart, not about whoever else wants the machine's CPUs: it is
+counted without the time that the test itself, which only looks on, stood in line for a CPU.
+"""
 
 from __future__ import annotations
 
@@ -21,43 +25,57 @@ from headstart.backends.contract import Command, Identity, Leftovers, Template
 from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
 from headstart.backends.spawner.guest.runs import remove_cgroup
+from headstart.cli.remains import Watched, watch
 from headstart.errors import BackendUnavailable
 from headstart.ids import SandboxId
 
 WITHIN_S = 1.0
-BUSY = 5
-"""By how much a machine with more to do than cores may be late."""
+WATCHED_S = 30.0
+"""How long a test looks on before it gives up; so late, something hangs."""
 QUIET_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A running load and where it leaves its traces."""
+    """A running load and where it leaves its traces.
+
+    Attributes:
+        watched: The service and all below it, as they were when all sandboxes had started. Namespaces are
+            gone with the processes in them: nothing else holds one.
+    """
 
     process: subprocess.Popen[str]
     facts: dict[str, Any]
     state: Path
     beats: Path
+    watched: Watched
 
     def hearts(self) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in self.beats.iterdir()}
 
     def survivors(self) -> list[str]:
-        """Command lines of servers, spawner and helpers: all name our directories, as the host sees them."""
-        return [line for line in command_lines() if str(self.beats) in line or str(self.state) in line]
+        """Command lines of servers, spawner and helpers: all name our directories, as the host sees them.
+
+        The service itself is none of them: either it was killed, or it may take its time to say what it misses.
+        """
+        lines = command_lines(but={os.getpid(), self.process.pid})
+        return [line for line in lines if str(self.beats) in line or str(self.state) in line]
+
+    def left(self) -> list[str]:
+        """What is still there of sandboxes and spawner: processes, until the kernel has torn them down, and mounts."""
+        alive = [f"process {pid}" for pid in self.watched.remains().processes if pid != self.process.pid]
+        return [*self.survivors(), *alive, *self.mounts()]
 
     def mounts(self) -> list[str]:
         return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.state) in line]
 
 
-def command_lines() -> list[str]:
+def command_lines(*, but: set[int]) -> list[str]:
     found: list[str] = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
+        if entry.name.isdigit() and int(entry.name) not in but:
+            with suppress(OSError):  # it has ended meanwhile
                 found.append((entry / "cmdline").read_text().replace("\0", " "))
-            except OSError:
-                continue  # it has ended meanwhile
     return found
 
 
@@ -82,7 +100,13 @@ def load(kind: str, workspace: Path) -> Generator[Load]:
             if "BackendUnavailable" in said:
                 pytest.skip(f"the {kind} backend cannot run here: {said.strip().splitlines()[-1]}")
             raise AssertionError(said[-3000:])
-        yield Load(process=process, facts=json.loads(line), state=state, beats=beats)
+        yield Load(
+            process=process,
+            facts=json.loads(line),
+            state=state,
+            beats=beats,
+            watched=watch(process.pid, state_dir=state),
+        )
     finally:
         process.kill()
         process.wait()
@@ -103,15 +127,25 @@ def kill_all_that_name(state: Path) -> None:
 
 
 def expect_silence(running: Load, killed_s: float) -> None:
-    """Require that every heartbeat has stopped within a second (of a machine that is not busy), and every process."""
-    while running.survivors() and time.monotonic() - killed_s < 2 * BUSY * WITHIN_S:
+    """Require that nothing is left after a second (of a machine that has a CPU for us), and nothing writes any more."""
+    queued_s = in_line_s()
+    while running.left() and time.monotonic() - killed_s < WATCHED_S:
         time.sleep(0.01)
-    took_s = time.monotonic() - killed_s
-    assert running.survivors() == []
-    assert took_s < BUSY * WITHIN_S, f"the last process was gone after {took_s:.2f} s"
+    took_s, waited_s = time.monotonic() - killed_s, in_line_s() - queued_s
+    told = f"the last of it was gone after {took_s:.2f} s, {waited_s:.2f} s of which we stood in line for a CPU"
+    sys.stdout.write(told + "\n")  # `pytest -rP` shows it
+    assert running.left() == []
+    assert took_s - waited_s < WITHIN_S, told
     before = running.hearts()
     time.sleep(QUIET_S)
     assert running.hearts() == before, "something still writes"
+
+
+def in_line_s() -> float:
+    """Return how long this thread has been ready to run and was not, in all; 0 where the kernel does not count it."""
+    with suppress(OSError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def expect_beating(running: Load, count: int) -> None:
@@ -149,7 +183,6 @@ def test_without_a_kill_the_load_stays_alive(cold: str, tmp_path: Path) -> None:
 def test_nothing_outlives_a_killed_runtime(kind: str, tmp_path: Path) -> None:
     with load(kind, tmp_path) as running:
         expect_silence(running, kill(running.process.pid))
-        assert running.mounts() == []
 
 
 def test_nothing_outlives_a_killed_spawner(cold: str, tmp_path: Path) -> None:
