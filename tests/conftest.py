@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -21,12 +23,25 @@ shifted = userns.make(userns.map_shift(), userns.map_shift())
 syscalls.mount_setattr(mount, syscalls.MOUNT_ATTR_IDMAP, userns=shifted)
 """
 
+_NO_LOCAL_BACKEND = re.compile(r"Skipped: the local[\w, -]* backend cannot run here: (.*)")
+"""How tests say what they are skipped for."""
+
 
 def pytest_configure() -> None:
     """Let what the tests start be interrupted: a shell's background jobs ignore these, and pass that on."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly, in one line, that nothing was isolated, if tests of what isolates were skipped for that."""
+    skipped = cast("list[pytest.TestReport]", terminalreporter.getreports("skipped"))
+    told = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
+    reasons = [found[1] for why in told if (found := _NO_LOCAL_BACKEND.match(why))]
+    if reasons:
+        count = f"{len(reasons)} tests were skipped, others ran in the process backend"
+        terminalreporter.write_line(f"NO ISOLATION: {count}, because {reasons[0]}", red=True, bold=True)
 
 
 @pytest.fixture
