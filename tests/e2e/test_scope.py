@@ -25,7 +25,7 @@ CallTool = Callable[[str, dict[str, Any]], Awaitable[str]]
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, model: str, isolation: str) -> Generator[Running]:
     place = Place(folder=tmp_path_factory.mktemp("scope")).configure(
-        {"ledger": scripted("good")},
+        {"ledger": scripted("good"), "common": scripted("good", shared=True)},
         f"""
 [upstreams]
 default = "{model}"
@@ -163,3 +163,12 @@ async def test_a_conversation_that_opens_a_connection_per_call_finds_its_state_o
     async with talking(f"{running.url}/v1") as model:
         assert await converse(model, per_call(f"{running.url}/mcp"), alike[1]) == ["1 notes", ""]
     assert running.status()["runtime"]["events_broken"] == 0
+
+
+def test_sessions_meet_in_the_one_instance_of_a_shared_server_and_in_no_other(running: Running) -> None:
+    heard: dict[str, list[str]] = {"common": [], "ledger": []}
+    for session in ("shares-1", "shares-2"):
+        with RawClient(f"{running.url}/s/{session}/mcp") as client:
+            for server, told in heard.items():
+                told.append(client.call(f"{server}__add", text=session)[0])
+    assert heard == {"common": ["1 notes", "2 notes"], "ledger": ["1 notes", "1 notes"]}

@@ -1,6 +1,7 @@
 """Calls, lists and sessions, over real MCP servers in real processes."""
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,7 @@ from headstart.core.events import Event, Instruction, SandboxExited, SandboxStop
 from headstart.core.stream import GenerationStarted, TextArrived, ToolCallOpened
 from headstart.errors import SandboxLost
 from headstart.ids import LOCAL_PRINCIPAL, GenerationId, PrincipalId, ResourceId
-from headstart.runtime.contract import JsonObject
+from headstart.runtime.contract import Catalogue, JsonObject
 from headstart.runtime.service import Service
 from headstart.testing.fake_backend import FakeBackend
 from headstart.testing.fake_mcp import ScriptedCall, ScriptedServer, ScriptedTool, text
@@ -122,6 +123,25 @@ async def test_two_that_ask_for_unknown_lists_wait_for_one_learning(open_service
             tasks.start_soon(service.catalogue, NOTES, scope("one"))
             tasks.start_soon(service.catalogue, NOTES, scope("two"))
         assert backend.started == 1
+
+
+async def test_two_servers_with_one_launch_spec_are_learned_once_and_listed_each_by_its_name(
+    open_service: OpenService, tmp_path: Path
+) -> None:
+    twins = [replace(scripted("twins", tmp_path), name=ResourceId(name)) for name in ("one", "two")]
+    script = ScriptedServer(tools=(ScriptedTool(name="do"),))
+    async with FakeBackend(programs={"mcp-twins": script.program}) as backend:
+        for _ in ("at first", "after a restart"):
+            found: list[Catalogue] = []
+            async with open_service(*twins, backend=backend) as service, anyio.create_task_group() as tasks:
+
+                async def look(name: ResourceId, service: Service = service, found: list[Catalogue] = found) -> None:
+                    found.append(await service.catalogue(name, scope()))
+
+                for twin in twins:
+                    tasks.start_soon(look, twin.name)
+            assert {catalogue.server for catalogue in found} == {"one", "two"}
+        assert len(backend.starts) == 1
 
 
 async def test_progress_reaches_the_client_in_order_and_with_its_own_token(open_service: OpenService) -> None:

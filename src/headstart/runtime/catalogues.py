@@ -58,9 +58,10 @@ class Catalogues:
     def known(self, server: ResourceId, scope: SessionScope) -> Known | None:
         """Return what is known of a server without waiting, None if nothing is."""
         try:
-            return self._store.known(scope.principal, self._servers.key(server, scope))
+            known = self._store.known(scope.principal, self._servers.key(server, scope))
         except ServerUnavailable:
             return None  # its command is gone; whoever starts it is told so
+        return None if known is None else _named(known, server)
 
     def stateless(self, server: ResourceId, scope: SessionScope) -> bool:
         """Tell whether a server spoke the stateless protocol when it was last met."""
@@ -108,6 +109,13 @@ class Catalogues:
         if before is not None:
             self._tell_changes(principal, server, before.catalogue, known.catalogue)
 
+    def learned_for(self, principal: PrincipalId, server: ResourceId, key: str, known: Known) -> Catalogue:
+        """Take what was learned for a server, maybe of another one with the same launch spec; returns its lists."""
+        if known.catalogue.server != server:
+            known = _named(known, server)
+            self.learned(principal, server, key, known)
+        return known.catalogue
+
     def fresh(self, principal: PrincipalId, server: ResourceId, lists: Lists) -> None:
         """Compare what a fresh sandbox says with what is known."""
         key = self._servers.spec(server).digest
@@ -140,3 +148,10 @@ class Catalogues:
         for session in self._sessions.of_principal(principal):
             for method in sorted(methods):
                 session.tell(server, method, None)
+
+
+def _named(known: Known, server: ResourceId) -> Known:
+    """Servers that share a launch spec are learned once, under the name of one of them."""
+    if known.catalogue.server == server:
+        return known
+    return replace(known, catalogue=replace(known.catalogue, server=server))

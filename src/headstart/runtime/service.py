@@ -288,7 +288,8 @@ class Service:
             self._catalogues.learned(scope.principal, server, key, found)
             return found
 
-        return (await self._learner.learn((scope.principal, key), server, work, progress)).catalogue
+        found = await self._learner.learn((scope.principal, key), server, work, progress)
+        return self._catalogues.learned_for(scope.principal, server, key, found)
 
     async def _learn(self, server: ResourceId, scope: SessionScope) -> Known:
         if self._servers.get(server).remote:
