@@ -96,6 +96,26 @@ def test_a_killed_service_takes_everything_along(place: Place, isolation: str) -
         running.process.wait(5)
 
 
+def test_a_service_whose_spawner_is_killed_ends_with_one_line_that_says_so(place: Place, isolation: str) -> None:
+    with service(configured(place, isolation)) as running, RawClient(f"{running.url}/s/one/mcp") as client:
+        client.initialize()
+        assert client.call("good__add", text="x") == ("1 notes", False)
+        before = running.processes()
+        (spawner,) = children(running.process.pid)
+        os.kill(spawner, signal.SIGKILL)
+        assert running.process.wait(20) == 1
+        wait_until(lambda: not alive(before), what="every process is gone")
+    error, hint = running.log().splitlines()[-2:]
+    assert error.startswith(f"error: the spawner (pid {spawner})")
+    assert "was killed by SIGKILL" in error
+    assert hint.startswith("hint: start headstart again")
+    assert "Traceback" not in running.log()
+    assert not (place.state / "service.json").exists()
+    with service(place) as again, RawClient(f"{again.url}/s/two/mcp") as client:
+        client.initialize()
+        assert client.call("good__add", text="x") == ("1 notes", False)
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 async def test_a_client_goes_on_after_a_restart_and_is_told_once_what_was_lost(
     place: Place, end: signal.Signals

@@ -22,6 +22,7 @@ from headstart.clock import SystemClock
 from headstart.config.model import Settings
 from headstart.errors import ConfigError
 from headstart.proxy.port import PortProtocol
+from headstart.runtime.tasks import open_tasks
 
 __all__ = ["run_service"]
 
@@ -46,11 +47,13 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     port = int(listener.getsockname()[1])
     settings = replace(settings, service=replace(settings.service, port=port))
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with anyio.create_task_group() as tasks:
+        async with open_tasks() as tasks:
             ending = _Ending(tasks.cancel_scope)
             tasks.start_soon(_stop_on_signal, signals, ending.begin)
-            await _open_and_serve(settings, listener, ending)
-            tasks.cancel_scope.cancel()
+            try:
+                await _open_and_serve(settings, listener, ending)
+            finally:
+                tasks.cancel_scope.cancel()
     say("headstart: stopped")
 
 

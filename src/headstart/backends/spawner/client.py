@@ -1,14 +1,17 @@
 """Start the spawner and ask things of it.
 
 The spawner lives exactly as long as `open_spawner`'s body: closing our end of its socket
-makes it end everything that it started. If it dies first, every sandbox is lost, which its
-inits tell us themselves (they die with it); requests fail with `BackendError`.
+makes it end everything that it started. If it dies first, every sandbox is lost (the inits
+die with it) and none can be started any more: the body is cancelled, and `open_spawner`
+raises. A spawner in its place would have none of the templates and zygotes that the body
+has prepared; whoever began all that begins it again.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -66,9 +69,12 @@ class SpawnerClient:
         self._next_seq = 1
         self._ready = anyio.Event()
         self._gone = False
+        self._let_go = False
         self._at_end = ExitStack()
         self._unavailable: str | None = None
         self.pid = pid
+        self.was_lost = False
+        """Whether it went while it was in use."""
         self.facts: Mapping[str, Any] = {}
         """What the kind told when it was ready."""
 
@@ -152,13 +158,20 @@ class SpawnerClient:
         if not self._ready.is_set() or self._gone:
             raise BackendUnavailable(self._unavailable or "the spawner has not started; its stderr says why")
 
+    def let_go(self) -> None:
+        """Have it end everything, and itself. Idempotent."""
+        self._let_go = True
+        self._link.close()
+
     async def receive_messages(self) -> None:
-        """Take the spawner's messages until it is gone."""
+        """Take the spawner's messages until it is gone; if that is too early, cancel all that uses it."""
         try:
             while True:
                 self._take(await self._link.receive())
         except PeerGone:
-            pass
+            self.was_lost = self._ready.is_set() and not self._let_go
+            if self.was_lost:
+                self._tasks.cancel_scope.cancel()
         finally:
             self._gone = True
             self._ready.set()
@@ -207,6 +220,7 @@ async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator
 
     Raises:
         BackendUnavailable: This machine cannot run it; the message says what is missing.
+        BackendError: It ended while it was in use; the body was cancelled.
     """
     link, theirs = Link.pair()
     arguments = [sys.executable, "-I", "-S", str(Path(launch.__file__)), _SPAWNER, kind, json.dumps(settings)]
@@ -227,8 +241,10 @@ async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator
             except BaseException as error:  # noqa: BLE001  carried past the task group, which would wrap it
                 failure = error
             finally:
-                link.close()
+                client.let_go()
                 await _see_it_end(process)
+                if client.was_lost:
+                    failure = _lost(process)
                 client.call_all_at_end()
                 tasks.cancel_scope.cancel()
     finally:
@@ -246,3 +262,12 @@ async def _see_it_end(process: anyio.abc.Process) -> None:
     process.kill()
     with anyio.CancelScope(shield=True):
         await process.wait()
+
+
+def _lost(process: anyio.abc.Process) -> BackendError:
+    status = process.returncode or 0
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return BackendError(
+        f"the spawner (pid {process.pid}), from which every sandbox is forked, {how}, and all sandboxes with it",
+        hint="start headstart again; if memory ran out, the kernel's log (dmesg) says so",
+    )
