@@ -84,8 +84,8 @@ def test_a_state_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run_headstart("init", "--from", "mcp.json", "--state-dir", str(tmp_path / "file" / "s"), cwd=tmp_path)
     assert done.returncode == 2
-    assert "cannot be used as the state directory: Not a directory" in done.stderr
-    assert "hint: choose one of your own with --state-dir" in done.stderr
+    assert "file/s: has a file in its path where a folder should be" in done.stderr
+    assert "hint: move that file away, or choose another place with --state-dir" in done.stderr
     assert not (tmp_path / "headstart.toml").exists()
 
 

@@ -122,6 +122,11 @@ def test_a_journal_that_is_damaged_tells_what_can_be_read(tmp_path: Path) -> Non
     assert cut_off(tmp_path) == []
 
 
+def test_a_folder_among_the_journals_is_none(tmp_path: Path) -> None:
+    (tmp_path / "b1-0001.jsonl").mkdir()
+    assert cut_off(tmp_path) == []
+
+
 def test_where_no_service_has_been_there_is_no_record(tmp_path: Path) -> None:
     assert read_trace(tmp_path, "last") is None
     assert list(tmp_path.iterdir()) == []

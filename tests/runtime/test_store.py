@@ -158,6 +158,19 @@ async def test_a_file_that_cannot_be_read_is_moved_aside_and_told_once(
         assert store.moved_aside is None
 
 
+async def test_a_file_that_cannot_be_opened_now_stays_where_it_is(tmp_path: Path) -> None:
+    async with open_store(tmp_path, CLOCK) as store:
+        store.save(client())
+    (tmp_path / f"{FILE_NAME}-wal").mkdir()  # in the way of SQLite's own
+    with pytest.raises(ConfigError, match=r"state\.sqlite: cannot be opened: ") as caught:
+        async with open_store(tmp_path, CLOCK):
+            pass
+    assert caught.value.hint is not None
+    (tmp_path / f"{FILE_NAME}-wal").rmdir()
+    async with open_store(tmp_path, CLOCK) as store:
+        assert store.load("mcp_1") == client()
+
+
 async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     async with open_store(tmp_path, CLOCK):
         pass

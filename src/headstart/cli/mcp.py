@@ -22,6 +22,7 @@ from headstart.cli.service_file import NotRunning, ServiceFile, find_service
 from headstart.cli.state import STATE_IN_USE_STATUS, state_dir
 from headstart.errors import HeadstartError
 from headstart.gateway.stdio import StdioRoute, bridge
+from headstart.runtime.state_files import unusable
 
 __all__ = ["main"]
 
@@ -73,12 +74,17 @@ def _start(folder: Path, *, config: str | None) -> ServiceFile:
 
     Raises:
         NotRunning: It did not come up; the message has what its log says.
+        ConfigError: Its log cannot be written.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / "serve.log"
     command = [sys.executable, "-m", "headstart", "serve", "--state-dir", str(folder)]
     command += ["--config", config] if config else []
-    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as sink:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as exc:
+        raise unusable(folder, exc) from exc
+    with os.fdopen(handle, "ab") as sink:
         said_before = sink.tell()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
     deadline = time.monotonic() + _START_TIMEOUT_S

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from headstart.errors import HeadstartError
+from headstart.runtime.state_files import unusable
 
 __all__ = ["NotRunning", "ServiceFile", "find_service", "host_for_url", "write_service_file"]
 
@@ -45,13 +46,20 @@ def host_for_url(host: str) -> str:
 
 
 def write_service_file(state_dir: Path, service: ServiceFile) -> Path:
-    """Write the file so that no other user can ever read it; it appears whole or not at all."""
+    """Write the file so that no other user can ever read it; it appears whole or not at all.
+
+    Raises:
+        ConfigError: Something is in its way.
+    """
     path = state_dir / FILE_NAME
     staged = path.with_suffix(".new")
-    handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(asdict(service), file)
-    staged.replace(path)
+    try:
+        handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(asdict(service), file)
+        staged.replace(path)
+    except OSError as exc:
+        raise unusable(path, exc) from exc
     return path
 
 
@@ -60,12 +68,15 @@ def find_service(state_dir: Path) -> ServiceFile:
 
     Raises:
         NotRunning: There is none.
+        ConfigError: Its file cannot be read.
     """
     path = state_dir / FILE_NAME
     try:
         service = ServiceFile(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as exc:
+    except (FileNotFoundError, ValueError, TypeError) as exc:
         raise NotRunning("no headstart service is running here", hint="start one: headstart serve") from exc
+    except OSError as exc:
+        raise unusable(path, exc) from exc
     if not _is_alive(service.pid):
         raise NotRunning(
             f"the service that wrote {path} (pid {service.pid}) is gone", hint="start one: headstart serve"

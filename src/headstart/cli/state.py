@@ -11,6 +11,7 @@ from pathlib import Path
 import platformdirs
 
 from headstart.errors import ConfigError
+from headstart.runtime.state_files import unusable
 
 __all__ = ["STATE_IN_USE_STATUS", "StateInUse", "only_one", "state_dir"]
 
@@ -34,8 +35,7 @@ def only_one(state_dir: Path) -> Generator[None]:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        told = f"cannot be used as the state directory: {exc.strerror}"
-        raise ConfigError(told, where=str(state_dir), hint="choose one of your own with --state-dir") from exc
+        raise unusable(state_dir, exc) from exc
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
@@ -50,6 +50,14 @@ def only_one(state_dir: Path) -> Generator[None]:
 def state_dir(state: Path | None = None) -> Path:
     """The state directory: the option, `$HEADSTART_STATE_DIR`, or the XDG one."""
     if state is not None:
-        return state.resolve()
+        return _resolved(state)
     named = os.environ.get("HEADSTART_STATE_DIR")
-    return Path(named).resolve() if named else platformdirs.user_state_path("headstart")
+    return _resolved(Path(named)) if named else platformdirs.user_state_path("headstart")
+
+
+def _resolved(path: Path) -> Path:
+    """Follow symbolic links; of those in a circle nothing is made, and whoever uses the path is told."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        return path.absolute()

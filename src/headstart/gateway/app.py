@@ -39,6 +39,7 @@ from headstart.ids import (
     is_session_name,
 )
 from headstart.runtime.contract import SessionMemory, ToolRuntime
+from headstart.runtime.tasks import open_tasks
 
 __all__ = ["Gateway", "GatewayOptions", "open_gateway"]
 
@@ -207,7 +208,7 @@ async def open_gateway(
         requests_at_once=options.requests_at_once,
     )
     handshake = Handshake(parts)
-    async with anyio.create_task_group() as tasks:
+    async with open_tasks() as tasks:
         tasks.start_soon(parts.attendance.watch_clients)
         tasks.start_soon(parts.attendance.break_silences)
         tasks.start_soon(_sweep, sessions, min(30.0, options.sessions.idle_s / 4))

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-import anyio
 from starlette.types import Receive, Scope, Send
 
 from headstart.clock import Clock, SystemClock
@@ -28,6 +27,7 @@ from headstart.proxy.refusals import Refusal
 from headstart.proxy.routes import Route, Routes, UpstreamTarget
 from headstart.proxy.statistics import ProxyStatistics, Tally, route_label
 from headstart.proxy.upstream import ConnectionPool, Dialler
+from headstart.runtime.tasks import open_tasks
 
 __all__ = ["ModelProxy", "ProxyLimits", "open_proxy"]
 
@@ -80,7 +80,7 @@ async def open_proxy(  # noqa: PLR0913 - a composition root passes what the prox
     proxy = ModelProxy(
         Routes(upstreams), reader, principal_of=principal_of, clock=clock, limits=limits, tls=tls, tally=tally
     )
-    async with anyio.create_task_group() as group:
+    async with open_tasks() as group:
         group.start_soon(reader.run)
         try:
             yield proxy

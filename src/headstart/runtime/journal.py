@@ -45,6 +45,7 @@ from headstart.core.steps import Preparation, SessionSummary, Step
 from headstart.errors import HeadstartError
 from headstart.ids import IdSource, PrincipalId
 from headstart.runtime.codec import RecordCodec
+from headstart.runtime.state_files import unusable
 from headstart.runtime.tasks import open_tasks
 
 __all__ = [
@@ -309,8 +310,15 @@ class Journal:
 
 @asynccontextmanager
 async def open_journal(folder: Path, header: Header) -> AsyncGenerator[Journal]:
-    """Keep a journal while the context is open; on leaving, what was queued is written."""
-    await anyio.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Keep a journal while the context is open; on leaving, what was queued is written.
+
+    Raises:
+        ConfigError: The folder cannot be made.
+    """
+    try:
+        await anyio.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise unusable(folder, exc) from exc
     journal = Journal(folder, header)
     async with open_tasks() as tasks:
         tasks.start_soon(journal.run, name="journal")

@@ -1,7 +1,8 @@
 """What a service that has stopped left behind, read without one.
 
-What one that was killed had open is told from its journal. The state file is only looked at: nothing is migrated, moved or written. A service that
-starts meanwhile is not disturbed, and SQLite keeps the two apart.
+What one that was killed had open is told from its journal. The state file is only looked
+at: nothing is migrated, moved or written. A service that starts meanwhile is not disturbed,
+and SQLite keeps the two apart.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from headstart.errors import HeadstartError
 from headstart.runtime.recovery import cut_off
+from headstart.runtime.state_files import unusable
 from headstart.runtime.store import FILE_NAME
 from headstart.runtime.trace_record import Trace, decode_trace
 from headstart.runtime.traces import LAST
@@ -23,7 +25,7 @@ def read_trace(state_dir: Path, session: str) -> Trace | None:
     """Return a session's trace (`last`: the newest), None if there is none.
 
     Raises:
-        HeadstartError: The state file cannot be read.
+        HeadstartError: The state file cannot be read; the message says why.
     """
     path = state_dir / FILE_NAME
     if not path.exists():
@@ -34,9 +36,12 @@ def read_trace(state_dir: Path, session: str) -> Trace | None:
     where, values = ("", ()) if session == LAST else ("WHERE session = ?", (session,))
     query = f"SELECT trace FROM traces {where} ORDER BY number DESC LIMIT 1"  # noqa: S608 no input in it
     try:
+        path.open("rb").close()  # what is in the way is told better by the system than by SQLite
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
             row = connection.execute(query, values).fetchone()
         return None if row is None else decode_trace(str(row[0]))
+    except OSError as exc:
+        raise unusable(path, exc) from exc
     except (sqlite3.Error, ValueError, KeyError) as exc:
-        hint = "is it this user's, and of this version of headstart? headstart serve moves aside what is damaged"
+        hint = "is it of this version, and its folder writable? headstart serve moves aside what is damaged"
         raise HeadstartError(f"{path} cannot be read: {exc}", hint=hint) from exc

@@ -30,6 +30,7 @@ from headstart.core.steps import (
 )
 from headstart.ids import CallId, SessionId
 from headstart.runtime.journal import Entry, Header, RunEnded, decode, decode_header
+from headstart.runtime.state_files import unusable
 from headstart.runtime.trace_record import MOST_STEPS, Trace
 
 __all__ = ["cut_off"]
@@ -61,17 +62,23 @@ class _Session:
 def cut_off(journals: Path, *, but: str = "") -> list[Trace]:
     """Return the traces of the newest run's open sessions, newest last; none if it ended in good order.
 
+    A journal that cannot be read is told in the log and has none.
+
     Args:
         journals: The folder with all runs' journals.
         but: The run that asks, which is not dead.
     """
-    parts = _newest_run(journals, but)
-    return [] if not parts else _Run(parts).traces()
+    try:
+        parts = _newest_run(journals, but)
+        return [] if not parts else _Run(parts).traces()
+    except OSError as exc:
+        _log.warning("%s; what was cut off by a kill is not told", unusable(journals, exc))
+        return []
 
 
 def _newest_run(journals: Path, but: str) -> list[Path]:
     runs: dict[str, list[Path]] = {}
-    for path in sorted(journals.glob("*.jsonl")):
+    for path in sorted(path for path in journals.glob("*.jsonl") if path.is_file()):
         runs.setdefault(path.stem.rpartition("-")[0], []).append(path)
     runs.pop(but, None)
     return max(runs.values(), key=_last_written_ns) if runs else []

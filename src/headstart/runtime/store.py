@@ -6,7 +6,8 @@ tables are bounded by what they are about (servers in the config, sessions in th
 traces by `TRACES_KEPT`).
 
 A file that SQLite cannot read is moved aside, said so once, and a new one is begun: it
-holds nothing that cannot be learned again.
+holds nothing that cannot be learned again. One that cannot be opened *now* (its disk is full,
+somebody else holds it locked) stays where it is, and the service does not begin.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from headstart.core.events import PrepareForm
 from headstart.errors import ConfigError
 from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import Catalogue, RememberedClient
+from headstart.runtime.state_files import unusable
 from headstart.runtime.tasks import open_tasks
 
 __all__ = ["Estimate", "Forgotten", "FormChoice", "Known", "Store", "open_store"]
@@ -352,7 +354,7 @@ class Store:
         try:
             self._connection.execute(statement, values)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode & 0xFF in _PASSING:
+            if _code(exc) in _PASSING:
                 raise
             self.failed_writes += 1
             _log.exception("a change cannot be written; it is right in memory and will be learned again")
@@ -412,7 +414,7 @@ async def open_store(folder: Path, clock: Clock) -> AsyncGenerator[Store]:
     """Open (or begin) the state in `folder`; on leaving, everything said is in the file.
 
     Raises:
-        ConfigError: The folder cannot be used, or the file is from a newer version.
+        ConfigError: The folder or the file cannot be used, or the file is from a newer version.
     """
     store = await anyio.to_thread.run_sync(_open, folder, clock)
     try:
@@ -431,16 +433,18 @@ def _open(folder: Path, clock: Clock) -> Store:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
+        return _open_file(folder / FILE_NAME, clock)
     except OSError as exc:
-        raise ConfigError(
-            f"cannot be used as the state folder: {exc.strerror}",
-            where=str(folder),
-            hint="set XDG_STATE_HOME, or make the folder your own",
-        ) from exc
-    path = folder / FILE_NAME
+        raise unusable(folder, exc) from exc
+
+
+def _open_file(path: Path, clock: Clock) -> Store:
     try:
         return _connected(path, clock, moved_aside=None)
     except sqlite3.DatabaseError as exc:
+        if _code(exc) in _PASSING:
+            hint = "is its disk full or read-only, or does another program hold it open?"
+            raise ConfigError(f"cannot be opened: {exc}", where=str(path), hint=hint) from exc
         aside = _move_aside(path, clock)
         _log.error(
             "%s cannot be read (%s); it was moved to %s and a new one is begun. "
@@ -452,9 +456,17 @@ def _open(folder: Path, clock: Clock) -> Store:
         return _connected(path, clock, moved_aside=aside)
 
 
+def _code(exc: sqlite3.Error) -> int:
+    """Return SQLite's primary result code; 0 for what Python's module found wrong by itself."""
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF
+
+
 def _connected(path: Path, clock: Clock, *, moved_aside: Path | None) -> Store:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    path.chmod(0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.fchmod(handle, 0o600)
+    finally:
+        os.close(handle)
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level="DEFERRED", timeout=10)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

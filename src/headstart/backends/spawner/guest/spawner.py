@@ -252,7 +252,8 @@ def main() -> None:
         kind: Kind = importlib.import_module(sys.argv[1]).make_kind(json.loads(sys.argv[2]), control)
     except OSError as error:
         try:
-            wire.send({"event": "unavailable", "error": str(error)})
+            where = f"{error.filename}: " if error.filename else ""
+            wire.send({"event": "unavailable", "error": f"{where}{error.strerror or error}"})
         except PeerGone:
             pass  # the service has ended meanwhile
         sys.exit(1)
