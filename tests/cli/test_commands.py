@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli.service_file import ServiceFile, write_service_file
+from headstart.cli.service_file import ServiceFile, keep_service_file
 
 _HEAVY = ("mcp", "openai", "uvicorn", "starlette", "httpx2", "rich", "anyio")
 _RUN = f"""
@@ -141,8 +141,8 @@ def test_env_tells_where_the_service_runs_and_where_it_would_if_it_does_not(tmp_
     (tmp_path / "headstart.toml").touch()
     asked = ("env", "--session", "my-run", "--state-dir", str(tmp_path))
     assert "MCP_URL=http://127.0.0.1:8787/s/my-run/mcp" in run_headstart(*asked, cwd=tmp_path).stdout
-    write_service_file(tmp_path, ServiceFile(pid=os.getpid(), url="http://127.0.0.1:8795", token="t"))
-    assert "MCP_URL=http://127.0.0.1:8795/s/my-run/mcp" in run_headstart(*asked, cwd=tmp_path).stdout
+    with keep_service_file(tmp_path, ServiceFile(pid=os.getpid(), url="http://127.0.0.1:8795", token="t")):
+        assert "MCP_URL=http://127.0.0.1:8795/s/my-run/mcp" in run_headstart(*asked, cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize("name", ["my run", ""])

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from headstart.cli import mcp
-from headstart.cli.service_file import ServiceFile, write_service_file
+from headstart.cli.service_file import ServiceFile, keep_service_file
 from headstart.cli.state import STATE_IN_USE_STATUS, only_one
 
 
@@ -64,7 +64,7 @@ def test_a_server_that_there_is_not_is_told_and_the_shim_fails(tmp_path: Path) -
     with http.server.HTTPServer(("127.0.0.1", 0), _NoSuchServer) as service:
         threading.Thread(target=service.handle_request, daemon=True).start()
         url = f"http://127.0.0.1:{service.server_port}"
-        write_service_file(tmp_path, ServiceFile(pid=os.getpid(), url=url, token="t"))
-        told = shim(tmp_path, "--server", "tiem")
+        with keep_service_file(tmp_path, ServiceFile(pid=os.getpid(), url=url, token="t")):
+            told = shim(tmp_path, "--server", "tiem")
     assert told.returncode == 1
     assert told.stderr.startswith("error: no server 'tiem' in the config; there are: time\n")

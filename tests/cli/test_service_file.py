@@ -8,24 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from headstart.cli.service_file import NotRunning, ServiceFile, find_service, host_for_url, write_service_file
+from headstart.cli.service_file import NotRunning, ServiceFile, find_service, host_for_url, keep_service_file
 
 
 def test_what_is_written_is_found_and_private(tmp_path: Path) -> None:
     service = ServiceFile(pid=os.getpid(), url="http://127.0.0.1:1", token="s3cret")
-    path = write_service_file(tmp_path, service)
-    assert find_service(tmp_path) == service
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with keep_service_file(tmp_path, service):
+        assert find_service(tmp_path) == service
+        assert stat.S_IMODE((tmp_path / "service.json").stat().st_mode) == 0o600
     assert "s3cret" not in repr(service)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_left_by_a_service_that_is_gone_is_told_as_such(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
-        os._exit(0)
+        with keep_service_file(tmp_path, ServiceFile(pid=os.getpid(), url="http://127.0.0.1:1", token="x")):
+            os._exit(0)
     os.waitpid(child, 0)
-    write_service_file(tmp_path, ServiceFile(pid=child, url="http://127.0.0.1:1", token="x"))
     with pytest.raises(NotRunning, match=f"pid {child}"):
+        find_service(tmp_path)
+
+
+def test_a_process_that_got_the_pid_of_a_service_that_is_gone_is_not_taken_for_it(tmp_path: Path) -> None:
+    with keep_service_file(tmp_path, ServiceFile(pid=os.getpid(), url="http://127.0.0.1:1", token="x")):
+        left = (tmp_path / "service.json").read_bytes()
+    (tmp_path / "service.json").write_bytes(left)
+    with pytest.raises(NotRunning, match=f"pid {os.getpid()}\\) is gone"):
         find_service(tmp_path)
 
 

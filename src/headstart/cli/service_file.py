@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from headstart.errors import HeadstartError
 from headstart.runtime.state_files import unusable
 
-__all__ = ["NotRunning", "ServiceFile", "find_service", "host_for_url", "write_service_file"]
+__all__ = ["NotRunning", "ServiceFile", "find_service", "host_for_url", "keep_service_file"]
 
 FILE_NAME = "service.json"
 
@@ -45,22 +49,30 @@ def host_for_url(host: str) -> str:
     return f"[{reached}]" if ":" in reached else reached
 
 
-def write_service_file(state_dir: Path, service: ServiceFile) -> Path:
-    """Write the file so that no other user can ever read it; it appears whole or not at all.
+@contextmanager
+def keep_service_file(state_dir: Path, service: ServiceFile) -> Generator[None]:
+    """Show the service to its commands while the block runs.
+
+    No other user can ever read the file, and it appears whole or not at all. A lock on it says
+    that the service lives, as no pid could: that may be another's by then.
 
     Raises:
         ConfigError: Something is in its way.
     """
     path = state_dir / FILE_NAME
-    staged = path.with_suffix(".new")
-    try:
-        handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with ExitStack() as stack:
+        try:
+            staged = path.with_suffix(".new")
+            handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            file = stack.enter_context(os.fdopen(handle, "w", encoding="utf-8"))
+            fcntl.flock(file, fcntl.LOCK_EX)
             json.dump(asdict(service), file)
-        staged.replace(path)
-    except OSError as exc:
-        raise unusable(path, exc) from exc
-    return path
+            file.flush()
+            staged.replace(path)
+        except OSError as exc:
+            raise unusable(path, exc) from exc
+        stack.callback(path.unlink, missing_ok=True)
+        yield
 
 
 def find_service(state_dir: Path) -> ServiceFile:
@@ -71,24 +83,22 @@ def find_service(state_dir: Path) -> ServiceFile:
         ConfigError: Its file cannot be read.
     """
     path = state_dir / FILE_NAME
+    hint = "start one: headstart serve"
     try:
-        service = ServiceFile(**json.loads(path.read_text(encoding="utf-8")))
+        with path.open(encoding="utf-8") as file:
+            service, lives = ServiceFile(**json.load(file)), _is_locked(file)
     except (FileNotFoundError, ValueError, TypeError) as exc:
-        raise NotRunning("no headstart service is running here", hint="start one: headstart serve") from exc
+        raise NotRunning("no headstart service is running here", hint=hint) from exc
     except OSError as exc:
         raise unusable(path, exc) from exc
-    if not _is_alive(service.pid):
-        raise NotRunning(
-            f"the service that wrote {path} (pid {service.pid}) is gone", hint="start one: headstart serve"
-        )
+    if not lives:
+        raise NotRunning(f"the service that wrote {path} (pid {service.pid}) is gone", hint=hint)
     return service
 
 
-def _is_alive(pid: int) -> bool:
+def _is_locked(file: TextIO) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    return True
+    return False

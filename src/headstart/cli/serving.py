@@ -15,7 +15,7 @@ import anyio
 import uvicorn
 
 from headstart.cli.app import Application, open_application
-from headstart.cli.service_file import ServiceFile, host_for_url, write_service_file
+from headstart.cli.service_file import ServiceFile, host_for_url, keep_service_file
 from headstart.cli.state import only_one
 from headstart.cli.terminal import say
 from headstart.clock import SystemClock
@@ -101,12 +101,9 @@ async def _open_and_serve(settings: Settings, listener: socket.socket, ending: _
         )
         ending.serves(server)
         url = _url(listener)
-        file = write_service_file(settings.state_dir, ServiceFile(pid=os.getpid(), url=url, token=token))
-        try:
+        with keep_service_file(settings.state_dir, ServiceFile(pid=os.getpid(), url=url, token=token)):
             _announce(settings, url, application)
             await server.serve(sockets=[listener])
-        finally:
-            file.unlink(missing_ok=True)
 
 
 class _Server(uvicorn.Server):
