@@ -28,11 +28,29 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("command", ["stop", "status", "trace", "forget"])
-def test_a_command_that_only_asks_the_service_imports_neither_sdk_nor_server(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("stop", "no headstart service is running here"),
+        ("status", "no headstart service is running here"),
+        ("trace", "no headstart service is running here"),
+        ("forget", "{}: there is nothing to forget"),
+    ],
+)
+def test_a_command_that_only_asks_the_service_imports_neither_sdk_nor_server(
+    command: str, told: str, tmp_path: Path
+) -> None:
     done = run(command, "--state-dir", str(tmp_path))
     assert done.stdout == "[] 1\n"
-    assert done.stderr == "error: no headstart service is running here\nhint: start one: headstart serve\n"
+    error, hint = done.stderr.splitlines()
+    assert error == f"error: {told.format(tmp_path)}"
+    assert hint.startswith("hint: ")
+
+
+def test_forget_does_not_take_an_empty_name_for_everybody(tmp_path: Path) -> None:
+    done = run("forget", "--principal", "", "--state-dir", str(tmp_path))
+    assert done.stderr.startswith("error: --principal: is empty\nhint: ")
+    assert done.stdout == "[] 2\n"
 
 
 def test_serve_does_not_import_the_benches_agents() -> None:

@@ -108,6 +108,9 @@ def test_a_service_does_not_begin_on_it(damage: Damage, tmp_path: Path) -> None:
         (("trace",), NO_FILE),
         (("trace",), file_for("state.sqlite")),
         (("trace",), file_for("")),
+        (("forget",), SERVICE),
+        (("forget",), NO_FILE),
+        (("forget",), link_to("theirs")),
     ],
 )
 def test_a_command_that_meets_it_tells_it(command: tuple[str, ...], damage: Damage, tmp_path: Path) -> None:

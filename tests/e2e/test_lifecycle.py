@@ -200,6 +200,21 @@ def test_a_stopped_service_s_record_is_traced_as_the_service_itself_did(place: P
     assert "hint: start one: headstart serve" in unknown.stderr
 
 
+def test_what_was_learned_is_forgotten_whether_or_not_the_service_runs(place: Place) -> None:
+    with service(configured(place)) as running:
+        with RawClient(f"{running.url}/s/one/mcp") as client:
+            client.initialize()
+            assert client.call("good__add", text="x") == ("1 notes", False)
+            client.http.delete(f"{running.url}/s/one/mcp")
+        assert running.command("trace", "one").returncode == 0  # so that it is in the record
+        assert "1 traces" in running.command("forget").stdout
+    forgotten = headstart("forget", "--state-dir", str(place.state))
+    assert forgotten.returncode == 0, forgotten.stderr
+    assert forgotten.stdout.startswith("forgotten: ")
+    assert forgotten.stdout.endswith("1 journals\n"), "of what came after the first time"
+    assert list((place.state / "journal").iterdir()) == []
+
+
 async def test_mcp_over_stdio_starts_a_service_and_speaks(place: Place) -> None:
     configured(place)
     place.config.write_text(f"{place.config.read_text(encoding='utf-8')}port = {free_port()}\n", encoding="utf-8")

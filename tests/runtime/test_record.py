@@ -8,11 +8,13 @@ from pathlib import Path
 import anyio
 import pytest
 
+from headstart.clock import SystemClock
 from headstart.errors import HeadstartError
-from headstart.ids import ResourceId, SessionId
+from headstart.ids import LOCAL_PRINCIPAL, PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import JsonObject
-from headstart.runtime.record import read_trace
+from headstart.runtime.record import forget, read_trace
 from headstart.runtime.recovery import cut_off
+from headstart.runtime.store import Forgotten
 from headstart.testing.fake_backend import FakeBackend
 from headstart.testing.fake_mcp import ScriptedCall, ScriptedServer, ScriptedTool
 
@@ -43,6 +45,43 @@ async def test_ended_and_open_sessions_are_in_the_record_and_last_is_the_newest(
     assert newest is not None
     assert newest.session == "two"
     assert read_trace(folder, "nobody") is None
+
+
+@pytest.mark.parametrize("ended", ["killed", "stopped"])
+async def test_what_a_service_left_is_forgotten_without_one(
+    ended: str, open_service: OpenService, tmp_path: Path
+) -> None:
+    folder = tmp_path / "left"
+    async with (
+        FakeBackend(programs={"mcp-notes": SCRIPT.program}) as backend,
+        open_service(scripted("notes", tmp_path), backend=backend) as service,
+    ):
+        await service.request(scope("one"), NOTES, "tools/call", call("read"), RecordingChannel())
+        await service.close_session(SessionId("one"), reason="left")
+        await service.trace("one")  # so that it is in the store
+        await _killed(tmp_path / "state", folder, journalled=(b'"e":"Step"',))
+    if ended == "stopped":
+        folder = tmp_path / "state"
+    with pytest.raises(HeadstartError, match="nothing is known of a principal 'lokal'; nothing was erased"):
+        await forget(folder, PrincipalId("lokal"), SystemClock())
+    assert read_trace(folder, "one") is not None
+    erased = await forget(folder, LOCAL_PRINCIPAL, SystemClock())
+    assert (erased.traces, erased.journals) == (1, 1)
+    assert read_trace(folder, "last") is None
+    assert (await forget(folder, None, SystemClock())) == Forgotten(
+        servers=0, forms=0, learned=0, traces=0, unreadable_files=0
+    )
+
+
+async def test_a_state_file_that_cannot_be_read_is_forgotten_with_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "state.sqlite").write_bytes(b"hunter2 was here" * 100)
+    erased = await forget(tmp_path, None, SystemClock())
+    assert erased.unreadable_files == 1
+    assert not _mentions(tmp_path, b"hunter2")
+
+
+def _mentions(folder: Path, word: bytes) -> bool:
+    return any(word in path.read_bytes() for path in folder.iterdir())
 
 
 async def _killed(folder: Path, copy: Path, *, journalled: tuple[bytes, ...]) -> None:

@@ -57,6 +57,7 @@ __all__ = [
     "decode_header",
     "encode",
     "encode_redacted",
+    "erase_parts",
     "open_journal",
     "read",
     "replay",
@@ -291,10 +292,7 @@ class Journal:
 
     def _erase(self) -> int:
         self._leave_part()
-        parts = list(self._folder.glob("*.jsonl"))
-        for path in parts:
-            path.unlink(missing_ok=True)
-        return len(parts)
+        return erase_parts(self._folder)
 
     def _remove_oldest(self) -> None:
         parts = sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
@@ -306,6 +304,14 @@ class Journal:
             with suppress(OSError):  # every batch was flushed; what could not be is counted already
                 self._file.close()
             self._file = None
+
+
+def erase_parts(folder: Path) -> int:
+    """Erase the journals in a folder; returns how many parts there were."""
+    parts = list(folder.glob("*.jsonl"))
+    for path in parts:
+        path.unlink(missing_ok=True)
+    return len(parts)
 
 
 @asynccontextmanager

@@ -1,24 +1,30 @@
-"""What a service that has stopped left behind, read without one.
+"""What a service that has stopped left behind: read, or forgotten, without one.
 
-What one that was killed had open is told from its journal. The state file is only looked
-at: nothing is migrated, moved or written. A service that starts meanwhile is not disturbed,
-and SQLite keeps the two apart.
+What one that was killed had open is told from its journal. For reading, the state file is
+only looked at: nothing is migrated, moved or written. A service that starts meanwhile is not
+disturbed, and SQLite keeps the two apart. Whoever forgets must hold the state directory.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import anyio.to_thread
+
+from headstart.clock import Clock
 from headstart.errors import HeadstartError
+from headstart.ids import PrincipalId
+from headstart.runtime.journal import erase_parts
 from headstart.runtime.recovery import cut_off
 from headstart.runtime.state_files import unusable
-from headstart.runtime.store import FILE_NAME
+from headstart.runtime.store import FILE_NAME, Forgotten, nothing_known, open_store
 from headstart.runtime.trace_record import Trace, decode_trace
 from headstart.runtime.traces import LAST
 
-__all__ = ["read_trace"]
+__all__ = ["forget", "read_trace"]
 
 
 def read_trace(state_dir: Path, session: str) -> Trace | None:
@@ -45,3 +51,17 @@ def read_trace(state_dir: Path, session: str) -> Trace | None:
     except (sqlite3.Error, ValueError, KeyError) as exc:
         hint = "is it of this version, and its folder writable? headstart serve moves aside what is damaged"
         raise HeadstartError(f"{path} cannot be read: {exc}", hint=hint) from exc
+
+
+async def forget(state_dir: Path, principal: PrincipalId | None, clock: Clock) -> Forgotten:
+    """Erase what `Service.forget` would. If cancelled, some of it may be left.
+
+    Raises:
+        ConfigError: The state cannot be used.
+        HeadstartError: Nothing is known of that principal, and so nothing was erased.
+    """
+    async with open_store(state_dir, clock) as store:
+        if principal is not None and not await store.knows(principal):
+            raise nothing_known(principal)
+        erased = await store.forget_principal(principal)
+    return replace(erased, journals=await anyio.to_thread.run_sync(erase_parts, state_dir / "journal"))

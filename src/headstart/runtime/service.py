@@ -37,7 +37,7 @@ from headstart.core.events import (
     StopSandbox,
 )
 from headstart.core.stream import GenerationStarted, ModelEvent
-from headstart.errors import BackendError, CatalogueUnavailable, HeadstartError, ServerUnavailable
+from headstart.errors import BackendError, CatalogueUnavailable, ServerUnavailable
 from headstart.ids import LOCAL_PRINCIPAL, IdSource, PrincipalId, ResourceId, SessionId
 from headstart.runtime.calls import CallPaths, Calls
 from headstart.runtime.catalogues import Catalogues
@@ -64,7 +64,7 @@ from headstart.runtime.remotes import Asked, Remotes
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Session, Sessions
 from headstart.runtime.statistics import ServerStatus, Statistics
-from headstart.runtime.store import Forgotten, Known, Store, open_store
+from headstart.runtime.store import Forgotten, Known, Store, nothing_known, open_store
 from headstart.runtime.tasks import open_tasks
 from headstart.runtime.trace_record import Trace
 from headstart.runtime.traces import Traces
@@ -459,10 +459,7 @@ class Service:
             HeadstartError: Nothing is known of that principal, and so nothing was erased.
         """
         if principal is not None and principal not in self._introduced and not await self._store.knows(principal):
-            raise HeadstartError(
-                f"nothing is known of a principal {principal!r}; nothing was erased",
-                hint="look for a slip in its name; without one, everybody's is erased",
-            )
+            raise nothing_known(principal)
         for one in [principal] if principal is not None else list(self._introduced):
             self._journal.append(Forgot(principal=one))
             self.broker.forget(one)

@@ -29,13 +29,13 @@ import anyio.to_thread
 
 from headstart.clock import Clock
 from headstart.core.events import PrepareForm
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, HeadstartError
 from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import Catalogue, RememberedClient
 from headstart.runtime.state_files import unusable
 from headstart.runtime.tasks import open_tasks
 
-__all__ = ["Estimate", "Forgotten", "FormChoice", "Known", "Store", "open_store"]
+__all__ = ["Estimate", "Forgotten", "FormChoice", "Known", "Store", "nothing_known", "open_store"]
 
 SCHEMA_VERSION = 2
 FILE_NAME = "state.sqlite"
@@ -58,6 +58,7 @@ CREATE INDEX traces_by_session ON traces (session);
 """
 _LEARNED = ("catalogues", "forms", "learned", "traces")
 """What `forget` erases; live sessions are no learned data."""
+_UNREADABLE = ".unreadable-"
 
 _PASSING = frozenset(
     {
@@ -114,6 +115,7 @@ class Forgotten:
     forms: int
     learned: int
     traces: int
+    unreadable_files: int
     journals: int = 0
 
 
@@ -126,8 +128,9 @@ class _Held:
 class Store:
     """The service's memory. Implements `SessionMemory`."""
 
-    def __init__(self, connection: sqlite3.Connection, clock: Clock, *, moved_aside: Path | None) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, clock: Clock, *, moved_aside: Path | None) -> None:
         self._connection = connection
+        self._path = path
         self._guard = threading.Lock()
         self._clock = clock
         self._queue: deque[_Statement] = deque()
@@ -284,13 +287,20 @@ class Store:
             return any(found)
 
     async def forget_principal(self, principal: PrincipalId | None) -> Forgotten:
-        """Erase everything that was learned for, or from, a principal (None: everybody)."""
+        """Erase everything that was learned for, or from, a principal (None: everybody).
+
+        Files that could not be read and were moved aside may hold something of anybody: they go.
+        """
         counts = await anyio.to_thread.run_sync(self._erase, principal)
         self._known = {k: v for k, v in self._known.items() if principal not in (None, k[0])}
         self._forms = {k: v for k, v in self._forms.items() if principal not in (None, k[0])}
         self._learned = {k: v for k, v in self._learned.items() if principal not in (None, k)}
         return Forgotten(
-            servers=counts["catalogues"], forms=counts["forms"], learned=counts["learned"], traces=counts["traces"]
+            servers=counts["catalogues"],
+            forms=counts["forms"],
+            learned=counts["learned"],
+            traces=counts["traces"],
+            unreadable_files=counts["unreadable"],
         )
 
     def _erase(self, principal: PrincipalId | None) -> dict[str, int]:
@@ -303,7 +313,10 @@ class Store:
                     for table in _LEARNED
                 }
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still had it
-        return erased
+        unreadable = list(self._path.parent.glob(f"{self._path.name}{_UNREADABLE}*"))
+        for file in unreadable:
+            file.unlink(missing_ok=True)
+        return {**erased, "unreadable": len(unreadable)}
 
     # ------------------------------------------------------------ writing
 
@@ -473,7 +486,7 @@ def _connected(path: Path, clock: Clock, *, moved_aside: Path | None) -> Store:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten, not only unlinked
         _migrate(connection, path)
-        return Store(connection, clock, moved_aside=moved_aside)
+        return Store(connection, path, clock, moved_aside=moved_aside)
     except BaseException:
         connection.close()
         raise
@@ -507,7 +520,7 @@ _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_begin, _date_h
 
 
 def _move_aside(path: Path, clock: Clock) -> Path:
-    aside = path.with_name(f"{path.name}.unreadable-{int(clock.wall_s())}")
+    aside = path.with_name(f"{path.name}{_UNREADABLE}{int(clock.wall_s())}")
     path.rename(aside)
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -521,6 +534,14 @@ def _close(store: Store) -> None:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.OperationalError as exc:  # the disk is full: the next start does it
             _log.error("the state's write-ahead log stays beside it: %s", exc)
+
+
+def nothing_known(principal: PrincipalId) -> HeadstartError:
+    """Refuse to forget a principal of which nothing is known: its name is likely to be a slip."""
+    return HeadstartError(
+        f"nothing is known of a principal {principal!r}; nothing was erased",
+        hint="look for a slip in its name; without one, everybody's is erased",
+    )
 
 
 def _catalogue(text: str) -> Catalogue:
