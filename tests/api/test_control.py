@@ -16,6 +16,7 @@ class FakeControlled:
     def __init__(self) -> None:
         self.stopped = 0
         self.forgotten: list[PrincipalId | None] = []
+        self.traced = True
 
     async def status(self) -> dict[str, Any]:
         return {"sandboxes": []}
@@ -23,7 +24,7 @@ class FakeControlled:
     async def trace(self, session: str) -> dict[str, Any] | None:
         if session == "broken":
             raise BackendError("the store is gone", hint="look at the disk")
-        return {"session": session} if session in {"last", "local/a"} else None
+        return {"session": session} if self.traced and session in {"last", "local/a"} else None
 
     async def forget(self, principal: PrincipalId | None) -> dict[str, Any]:
         self.forgotten.append(principal)
@@ -77,6 +78,17 @@ async def test_an_unknown_session_is_named(controlled: FakeControlled) -> None:
         response = await http.get("/headstart/trace/nobody")
     assert response.status_code == 404
     assert response.json()["error"] == "no trace of session 'nobody'"
+
+
+@pytest.mark.anyio
+async def test_where_nothing_was_traced_yet_it_is_told_what_to_do(controlled: FakeControlled) -> None:
+    controlled.traced = False
+    async with client(controlled) as http:
+        response = await http.get("/headstart/trace/last")
+    assert (response.status_code, response.json()) == (
+        404,
+        {"error": "no session has made a call yet", "hint": "headstart env prints what to set for an agent"},
+    )
 
 
 @pytest.mark.anyio

@@ -33,7 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("stop", "no headstart service is running here"),
         ("status", "no headstart service is running here"),
-        ("trace", "no headstart service is running here"),
+        ("trace", "no service is running, and no session is recorded in {}"),
         ("forget", "{}: there is nothing to forget"),
     ],
 )

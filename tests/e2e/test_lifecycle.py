@@ -196,8 +196,8 @@ def test_a_stopped_service_s_record_is_traced_as_the_service_itself_did(place: P
     assert line.startswith("no service is running: this is the record")
     unknown = headstart("trace", "two", "--state-dir", str(place.state))
     assert unknown.returncode == 1
-    assert "no trace of session 'two'" in unknown.stderr
-    assert "hint: start one: headstart serve" in unknown.stderr
+    assert "no session 'two' is recorded" in unknown.stderr
+    assert "hint: headstart trace last shows the newest" in unknown.stderr
 
 
 def test_what_was_learned_is_forgotten_whether_or_not_the_service_runs(place: Place) -> None:
@@ -208,11 +208,18 @@ def test_what_was_learned_is_forgotten_whether_or_not_the_service_runs(place: Pl
             client.http.delete(f"{running.url}/s/one/mcp")
         assert running.command("trace", "one").returncode == 0  # so that it is in the record
         assert "1 traces" in running.command("forget").stdout
+        none = running.command("trace")
+        assert "no session has made a call yet" in none.stderr
+        assert "hint: headstart env" in none.stderr
     forgotten = headstart("forget", "--state-dir", str(place.state))
     assert forgotten.returncode == 0, forgotten.stderr
     assert forgotten.stdout.startswith("forgotten: ")
     assert forgotten.stdout.endswith("1 journals\n"), "of what came after the first time"
     assert list((place.state / "journal").iterdir()) == []
+    none = headstart("trace", "--state-dir", str(place.state))
+    assert none.returncode == 1
+    assert f"no session is recorded in {place.state}" in none.stderr
+    assert "hint: start a service (headstart serve)" in none.stderr
 
 
 async def test_mcp_over_stdio_starts_a_service_and_speaks(place: Place) -> None:

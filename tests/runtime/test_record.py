@@ -47,6 +47,25 @@ async def test_ended_and_open_sessions_are_in_the_record_and_last_is_the_newest(
     assert read_trace(folder, "nobody") is None
 
 
+@pytest.mark.parametrize(("calls", "ended", "newest"), [("one two one", "", "one"), ("one two", "two", "two")])
+async def test_last_is_whose_step_ended_last_while_the_service_runs_and_when_it_has_stopped(
+    calls: str, ended: str, newest: str, open_service: OpenService, tmp_path: Path
+) -> None:
+    async with (
+        FakeBackend(programs={"mcp-notes": SCRIPT.program}) as backend,
+        open_service(scripted("notes", tmp_path), backend=backend) as service,
+    ):
+        for name in calls.split():
+            await service.request(scope(name), NOTES, "tools/call", call("read"), RecordingChannel())
+        if ended:
+            await service.close_session(SessionId(ended), reason="left")
+        while_running = await service.trace("last")
+    stopped = read_trace(tmp_path / "state", "last")
+    assert while_running is not None
+    assert stopped is not None
+    assert (while_running.session, stopped.session) == (newest, newest)
+
+
 @pytest.mark.parametrize("ended", ["killed", "stopped"])
 async def test_what_a_service_left_is_forgotten_without_one(
     ended: str, open_service: OpenService, tmp_path: Path

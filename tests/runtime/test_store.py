@@ -111,7 +111,7 @@ async def test_forgetting_erases_a_principal_and_nobody_else(tmp_path: Path) -> 
         for principal in (LOCAL_PRINCIPAL, OTHER):
             store.learn(principal, "key", KNOWN)
             store.save_learned(principal, "{}")
-            store.save_trace(SESSION, principal, f'"{principal}"')
+            store.save_trace(SESSION, principal, f'"{principal}"', newest_wall_s=1.0)
         erased = await store.forget_principal(LOCAL_PRINCIPAL)
         assert (erased.servers, erased.learned, erased.traces) == (1, 1, 1)
         assert store.known(LOCAL_PRINCIPAL, "key") is None
@@ -133,7 +133,7 @@ async def test_forgetting_erases_the_bytes_too(tmp_path: Path) -> None:
 async def test_only_the_newest_traces_are_kept(tmp_path: Path) -> None:
     async with open_store(tmp_path, CLOCK) as store:
         for number in range(TRACES_KEPT + 10):
-            store.save_trace(SessionId(f"ses-{number}"), LOCAL_PRINCIPAL, str(number))
+            store.save_trace(SessionId(f"ses-{number}"), LOCAL_PRINCIPAL, str(number), newest_wall_s=number)
         kept = await store.traces(limit=TRACES_KEPT * 2)
         assert (len(kept), kept[0]) == (TRACES_KEPT, str(TRACES_KEPT + 9))
         assert await store.traces(SessionId("ses-50")) == ["50"]

@@ -58,8 +58,11 @@ def control_app(controlled: Controlled, *, token: str) -> Starlette:
         session = request.path_params["session"]
         found = await controlled.trace(session)
         if found is None:
+            told = f"no trace of session {session!r}"
             hint = "`headstart trace last` shows the newest; the last 200 are kept"
-            return JSONResponse({"error": f"no trace of session {session!r}", "hint": hint}, status_code=404)
+            if session == "last":
+                told, hint = "no session has made a call yet", "headstart env prints what to set for an agent"
+            return JSONResponse({"error": told, "hint": hint}, status_code=404)
         return JSONResponse(found)
 
     async def forget(request: Request) -> Response:

@@ -31,8 +31,8 @@ def trace(
     folder = state_dir_of(state_dir)
     try:
         service = find_service(folder)
-    except NotRunning as stopped:
-        found = _recorded(folder, session, stopped)
+    except NotRunning:
+        found = _recorded(folder, session)
     else:
         found = ask(service, "GET", f"/headstart/trace/{quote(session)}")
     if json:
@@ -43,17 +43,24 @@ def trace(
     show(*waterfall(found, width=console().width))
 
 
-def _recorded(folder: Path, session: str, stopped: NotRunning) -> dict[str, Any]:
+def _recorded(folder: Path, session: str) -> dict[str, Any]:
     """Return what the route would have answered, from the record of a service that has stopped."""
     if not (folder / "state.sqlite").exists():
-        raise stopped
+        raise _no_trace(folder, "last")
     from headstart.cli.plain import plain
     from headstart.runtime.record import read_trace
 
     found = read_trace(folder, session)
     if found is None:
-        told = f"no trace of session {session!r} in the record that a stopped service left"
-        raise HeadstartError(told, hint=stopped.hint)
+        raise _no_trace(folder, session)
     say(f"no service is running: this is the record that the last one left in {folder}")
     recorded: dict[str, Any] = plain(found)
     return recorded
+
+
+def _no_trace(folder: Path, session: str) -> HeadstartError:
+    if session == "last":
+        hint = "start a service (headstart serve) and let an agent call tools through it (headstart env)"
+        return HeadstartError(f"no service is running, and no session is recorded in {folder}", hint=hint)
+    hint = "headstart trace last shows the newest; the last 200 are kept"
+    return HeadstartError(f"no service is running, and no session {session!r} is recorded in {folder}", hint=hint)

@@ -16,11 +16,11 @@ import anyio.to_thread
 
 from headstart.clock import Clock
 from headstart.errors import HeadstartError
-from headstart.ids import PrincipalId
+from headstart.ids import PrincipalId, SessionId
 from headstart.runtime.journal import erase_parts
 from headstart.runtime.recovery import cut_off
 from headstart.runtime.state_files import unusable
-from headstart.runtime.store import FILE_NAME, Forgotten, nothing_known, open_store
+from headstart.runtime.store import FILE_NAME, Forgotten, newest_traces, nothing_known, open_store
 from headstart.runtime.trace_record import Trace, decode_trace
 from headstart.runtime.traces import LAST
 
@@ -36,16 +36,19 @@ def read_trace(state_dir: Path, session: str) -> Trace | None:
     path = state_dir / FILE_NAME
     if not path.exists():
         return None
-    killed = [trace for trace in cut_off(state_dir / "journal") if session in (LAST, trace.session)]
-    if killed:
-        return killed[-1]
-    where, values = ("", ()) if session == LAST else ("WHERE session = ?", (session,))
-    query = f"SELECT trace FROM traces {where} ORDER BY number DESC LIMIT 1"  # noqa: S608 no input in it
+    found = [trace for trace in cut_off(state_dir / "journal") if session in (LAST, trace.session)]
+    if not found or session == LAST:
+        found += _kept(path, None if session == LAST else SessionId(session))
+    return max(found, key=lambda trace: trace.newest_wall_s, default=None)
+
+
+def _kept(path: Path, session: SessionId | None) -> list[Trace]:
+    query, values = newest_traces(session)
     try:
         path.open("rb").close()  # what is in the way is told better by the system than by SQLite
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
-            row = connection.execute(query, values).fetchone()
-        return None if row is None else decode_trace(str(row[0]))
+            rows = connection.execute(query, (*values, 1)).fetchall()
+        return [decode_trace(str(row[0])) for row in rows]
     except OSError as exc:
         raise unusable(path, exc) from exc
     except (sqlite3.Error, ValueError, KeyError) as exc:

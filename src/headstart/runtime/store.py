@@ -35,7 +35,7 @@ from headstart.runtime.contract import Catalogue, RememberedClient
 from headstart.runtime.state_files import unusable
 from headstart.runtime.tasks import open_tasks
 
-__all__ = ["Estimate", "Forgotten", "FormChoice", "Known", "Store", "nothing_known", "open_store"]
+__all__ = ["Estimate", "Forgotten", "FormChoice", "Known", "Store", "newest_traces", "nothing_known", "open_store"]
 
 SCHEMA_VERSION = 2
 FILE_NAME = "state.sqlite"
@@ -255,12 +255,13 @@ class Store:
             self._learned[principal] = data
             self._write("INSERT OR REPLACE INTO learned VALUES (?,?)", principal, data)
 
-    def save_trace(self, session: SessionId, principal: PrincipalId, trace: str) -> None:
+    def save_trace(self, session: SessionId, principal: PrincipalId, trace: str, *, newest_wall_s: float) -> None:
+        """Keep a session's trace, by the end of its newest step."""
         self._write(
             "INSERT INTO traces (session, principal, ended_wall_s, trace) VALUES (?,?,?,?)",
             session,
             principal,
-            self._clock.wall_s(),
+            newest_wall_s,
             trace,
         )
         self._write(f"DELETE FROM traces WHERE number <= (SELECT max(number) FROM traces) - {TRACES_KEPT}")  # noqa: S608 our own number
@@ -268,8 +269,7 @@ class Store:
     async def traces(self, session: SessionId | None = None, *, limit: int = 1) -> list[str]:
         """Return the newest traces (of one session), newest first."""
         await self.flush()
-        where, values = ("WHERE session = ?", (session,)) if session is not None else ("", ())
-        query = f"SELECT trace FROM traces {where} ORDER BY number DESC LIMIT ?"  # noqa: S608 no input in it
+        query, values = newest_traces(session)
         rows = await anyio.to_thread.run_sync(self._query, query, (*values, limit))
         return [str(row[0]) for row in rows]
 
@@ -534,6 +534,17 @@ def _close(store: Store) -> None:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.OperationalError as exc:  # the disk is full: the next start does it
             _log.error("the state's write-ahead log stays beside it: %s", exc)
+
+
+def newest_traces(session: SessionId | None) -> tuple[str, tuple[object, ...]]:
+    """Return the query of traces, newest first, and its values, to which a limit is added.
+
+    Of a session the newest is the one that was kept last; of all it is the one whose newest
+    step ended last, for what was open when the service stopped was kept in no order.
+    """
+    if session is None:
+        return "SELECT trace FROM traces ORDER BY ended_wall_s DESC, number DESC LIMIT ?", ()
+    return "SELECT trace FROM traces WHERE session = ? ORDER BY number DESC LIMIT ?", (session,)
 
 
 def nothing_known(principal: PrincipalId) -> HeadstartError:

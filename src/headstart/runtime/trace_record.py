@@ -50,6 +50,13 @@ class Trace:
     forms: tuple[StartsFrom, ...] = ()
     cut_off_s: float | None = None
 
+    @property
+    def newest_wall_s(self) -> float:
+        """When its newest step ended, on the wall clock; 0 if it has none, or of before that was noted."""
+        if self.wall_offset_s is None:
+            return 0.0
+        return max((step.end_s + self.wall_offset_s for step in self.steps), default=0.0)
+
 
 def encode_trace(trace: Trace) -> str:
     """Return the text to save a trace as."""

@@ -63,8 +63,8 @@ class Traces:
         self._clock = clock
         self._choice_of = choice_of
         self._open: OrderedDict[SessionId, _Open] = OrderedDict()
-        self._newest: SessionId | None = None
-        """Whose the last finished step was, in this run."""
+        self._newest: Step | None = None
+        """The step of a session that ended last, in this run."""
 
     def collect(self) -> None:
         """Take what is finished; sessions that have ended go to the store."""
@@ -75,7 +75,8 @@ class Traces:
             match one:
                 case Step():
                     self._of(one.session).steps.append(one)
-                    self._newest = one.session
+                    if self._newest is None or one.end_s >= self._newest.end_s:
+                        self._newest = one
                 case Preparation():
                     self._of(one.session).preparations.append(one)
                 case SessionSummary():
@@ -86,14 +87,15 @@ class Traces:
         """Take over what a run that was killed had open; `but` is this run's name."""
         try:
             for trace in await anyio.to_thread.run_sync(lambda: cut_off(journals, but=but)):
-                self._store.save_trace(trace.session, trace.summary.principal, encode_trace(trace))
+                self._keep(trace)
         finally:
             self._recovered.set()
 
     async def find(self, name: str) -> Trace | None:
         """Return the trace of a session, or of the newest with `last`; None if there is none."""
         self.collect()
-        session = self._newest if name == LAST else SessionId(name)
+        newest = None if self._newest is None else self._newest.session
+        session = newest if name == LAST else SessionId(name)
         summary = self._source.summary(session) if session is not None and session in self._open else None
         if session is not None and summary is not None:
             return self._trace(session, summary)
@@ -127,7 +129,12 @@ class Traces:
         trace = self._trace(summary.session, summary)
         self._open.pop(summary.session, None)
         if trace.steps or trace.preparations:
-            self._store.save_trace(summary.session, summary.principal, encode_trace(trace))
+            self._keep(trace)
+
+    def _keep(self, trace: Trace) -> None:
+        self._store.save_trace(
+            trace.session, trace.summary.principal, encode_trace(trace), newest_wall_s=trace.newest_wall_s
+        )
 
     def _trace(self, session: SessionId, summary: SessionSummary) -> Trace:
         held = self._open.get(session) or _Open()
