@@ -16,7 +16,7 @@ The tree; one class per fact, flat where it can be::
     └── SessionUnknown           no such session (or it has ended)
 
 A message names what, where and the cure. `hint` is the cure alone, so that the CLI
-can put it on its own line.
+can put it on its own line. Both are told to models; what only the operator may see is `detail`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,18 @@ class HeadstartError(Exception):
 
     Attributes:
         hint: What the reader can do about it, or None.
+        detail: What a server wrote last, "" for nothing: it may hold secrets and other sessions' data.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, detail: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        self.detail = detail
+
+    @property
+    def in_full(self) -> str:
+        """The message and the detail, for the operator's eyes."""
+        return f"{self}; {self.detail}" if self.detail else str(self)
 
 
 class ConfigError(HeadstartError):
@@ -95,9 +102,15 @@ class ServerUnavailable(HeadstartError):
     """
 
     def __init__(
-        self, message: str, *, server: str, retry_after_s: float | None = None, hint: str | None = None
+        self,
+        message: str,
+        *,
+        server: str,
+        retry_after_s: float | None = None,
+        hint: str | None = None,
+        detail: str = "",
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint, detail=detail)
         self.server = server
         self.retry_after_s = retry_after_s
 

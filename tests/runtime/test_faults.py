@@ -9,7 +9,7 @@ import pytest
 
 from headstart.config.model import PoolMode, PoolSettings, ServerSettings, WarmupCall
 from headstart.errors import BudgetExceeded, CatalogueUnavailable, ServerUnavailable, StartTimedOut
-from headstart.ids import ResourceId
+from headstart.ids import LOCAL_PRINCIPAL, ResourceId
 from headstart.runtime.contract import JsonObject
 from headstart.runtime.service import Service
 
@@ -22,13 +22,16 @@ async def ask(service: Service, tool: str, **arguments: object) -> JsonObject:
     return await service.request(scope(), NOTES, "tools/call", call(tool, **arguments), RecordingChannel())
 
 
-async def test_a_server_that_exits_at_once_is_quoted(open_service: OpenService) -> None:
+async def test_what_a_server_wrote_before_it_exited_is_for_the_operator_alone(open_service: OpenService) -> None:
     async with open_service(stdio_server("exits.py")) as service:
         with pytest.raises(ServerUnavailable) as caught:
             await ask(service, "anything")
+        (status,) = (await service.statistics()).servers
     assert "notes did not start" in str(caught.value)
     assert "exited with code 3 before its handshake was done" in str(caught.value)
-    assert "| Traceback: no API key" in str(caught.value)
+    assert "no API key" not in str(caught.value)
+    assert "| Traceback: no API key" in caught.value.detail
+    assert "| Traceback: no API key" in (status.last_failure or "")
     assert caught.value.hint is not None
     assert "run it by hand to see why" in caught.value.hint
     assert "with mcpServers.notes.args" in caught.value.hint
@@ -57,15 +60,19 @@ async def test_a_server_that_never_answers_is_given_up_after_its_deadline(open_s
         with pytest.raises(StartTimedOut) as caught:
             await ask(service, "anything")
     assert "did not answer its handshake within 2 s" in str(caught.value)
-    assert "| loading a very large model" in str(caught.value)
+    assert "| loading a very large model" in caught.value.detail
     assert caught.value.hint is not None
     assert "mcpServers.notes.headstart.start_timeout_s" in caught.value.hint
 
 
 async def test_the_lists_of_a_server_that_does_not_start_say_why(open_service: OpenService) -> None:
     async with open_service(stdio_server("exits.py")) as service:
-        with pytest.raises(CatalogueUnavailable, match=r"its tools are not known: .*exited with code 3"):
+        with pytest.raises(CatalogueUnavailable, match=r"its tools are not known: .*exited with code 3") as caught:
             await service.catalogue(NOTES, scope())
+        (entry,) = service.servers(LOCAL_PRINCIPAL)
+        (status,) = (await service.statistics()).servers
+    assert "no API key" not in f"{caught.value} {entry.problem}"
+    assert "| Traceback: no API key" in (status.last_failure or "")
 
 
 async def test_lists_that_take_long_to_learn_are_not_waited_for_without_end(open_service: OpenService) -> None:
@@ -107,7 +114,7 @@ async def test_a_server_that_ignores_the_end_of_its_stdin_is_stopped_in_bounded_
     # leaving the service has waited for its end
 
 
-async def test_a_server_that_dies_in_a_call_is_quoted_and_its_lost_state_is_told_once(
+async def test_a_server_that_dies_in_a_call_is_told_by_it_and_its_lost_state_once(
     open_service: OpenService,
 ) -> None:
     async with open_service(stdio_server("notes.py")) as service:
@@ -116,7 +123,8 @@ async def test_a_server_that_dies_in_a_call_is_quoted_and_its_lost_state_is_told
             await ask(service, "die")
         assert text_of(await ask(service, "read_notes")) == ""
     assert "it exited with code 7 during the call" in str(caught.value)
-    assert "| about to die of a bug" in str(caught.value)
+    assert "about to die of a bug" not in str(caught.value)
+    assert "| about to die of a bug" in caught.value.detail
     assert caught.value.hint is not None
 
 

@@ -262,7 +262,7 @@ async def test_a_zygote_that_cannot_be_forked_is_replaced_by_a_cold_start(stage:
     assert told == ["the zygote has died"]
 
 
-async def test_a_call_that_is_open_when_the_server_goes_fails_with_its_last_words(stage: OpenStage) -> None:
+async def test_a_call_that_is_open_when_the_server_goes_fails_with_how_it_ended(stage: OpenStage) -> None:
     async def leave(_arguments: JsonObject, asked: ScriptedCall) -> JsonObject:
         return await asked.exit(5)
 

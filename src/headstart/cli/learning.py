@@ -27,7 +27,8 @@ __all__ = ["learn_all", "report"]
 
 def learn_all(settings: Settings) -> list[dict[str, Any]]:
     """Learn every server, one after the other; what cannot be learned has a `problem`."""
-    logging.getLogger("headstart.backends").setLevel(logging.ERROR)  # what it notes is told below, once
+    for noting in ("headstart.backends", "headstart.runtime.learning"):  # what they note is told below, once
+        logging.getLogger(noting).setLevel(logging.ERROR)
     return anyio.run(_learn_each, settings)
 
 
@@ -66,7 +67,7 @@ async def _learn(service: Service, server: ServerSettings) -> dict[str, Any]:
         scope = SessionScope(session=SessionId("init"), principal=LOCAL_PRINCIPAL)
         catalogue = await service.catalogue(server.name, scope)
     except HeadstartError as error:
-        return {**entry, "problem": str(error), "hint": error.hint or ""}
+        return {**entry, "problem": error.in_full, "hint": error.hint or ""}
     form = "remote" if status.remote else status.form.value
     return {**entry, "tools": len(catalogue.tools), "form": form, "reason": status.reason}
 

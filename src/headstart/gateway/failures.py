@@ -84,11 +84,13 @@ def failed(method: str, exc: Exception, *, server: str | None, modern: bool, cha
 
 
 def _told(exc: HeadstartError, server: str | None, *, unnamed: bool) -> str:
-    """Name the server, what happened and the cure."""
+    """Name the server, what happened, where there is more that is not for models, and the cure."""
     about = exc.server if isinstance(exc, (ServerUnavailable, SandboxLost)) else server
     text = str(exc)
     if about and about not in text:
         text = f"{about}: {text}"
+    if exc.detail:
+        text = f"{text}\nheadstart status shows what the server wrote last"
     cure = exc.hint or _cure(exc, about)
     if unnamed and isinstance(exc, SandboxLost):
         cure = f"{cure}. {_SHARED}"

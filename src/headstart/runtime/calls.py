@@ -207,6 +207,7 @@ class Calls:
             server=call.server.name,
             retry_after_s=refused.retry_after_s,
             hint=cause.hint if cause is not None else None,
+            detail=cause.detail if cause is not None else "",
         )
 
     # ------------------------------------------------------------ from sending to return

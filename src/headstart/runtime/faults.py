@@ -1,4 +1,8 @@
-"""What is said when a server fails: what, where, and the cure."""
+"""What is said when a server fails: what, where, and the cure.
+
+Models read the messages and the hints. What a server wrote is in neither: its stderr may hold
+secrets, and of a shared one what another session did. The operator is told that as well.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +42,15 @@ def how_it_ended(status: ExitStatus | None, link: StdioLink | None) -> str:
 
 
 def exited_early(server: ServerSettings, status: ExitStatus | None, link: StdioLink) -> ServerUnavailable:
-    message = f"{server.name}: {how_it_ended(status, link)} before its handshake was done{_last_words(link)}"
-    return ServerUnavailable(message, server=server.name, hint=_start_hint(server, status))
+    message = f"{server.name}: {how_it_ended(status, link)} before its handshake was done"
+    return ServerUnavailable(message, server=server.name, hint=_start_hint(server, status), detail=_last_words(link))
 
 
 def never_answered(server: ServerSettings, link: StdioLink | None) -> StartTimedOut:
-    waited = f"{server.start_timeout_s:g} s"
-    words = _last_words(link) if link is not None else ""
     return StartTimedOut(
-        f"{server.name}: it did not answer its handshake within {waited}{words}",
+        f"{server.name}: it did not answer its handshake within {server.start_timeout_s:g} s",
         server=server.name,
+        detail=_last_words(link) if link is not None else "",
         hint=f"raise {server.option('start_timeout_s')}, or run it by hand: {_command(server)}",
     )
 
@@ -63,8 +66,9 @@ def never_attached(server: ServerSettings) -> StartTimedOut:
 
 def handshake_refused(server: ServerSettings, reason: str, link: StdioLink) -> ServerUnavailable:
     return ServerUnavailable(
-        f"{server.name}: {reason}{_last_words(link)}",
+        f"{server.name}: {reason}",
         server=server.name,
+        detail=_last_words(link),
         hint=f"check the versions of the server's packages; by hand: {_command(server)}",
     )
 
@@ -72,8 +76,9 @@ def handshake_refused(server: ServerSettings, reason: str, link: StdioLink) -> S
 def died(server: ServerSettings, status: ExitStatus | None, link: StdioLink) -> ServerUnavailable:
     """A server ended while a call was open."""
     return ServerUnavailable(
-        f"{server.name}: {how_it_ended(status, link)} during the call{_last_words(link)}",
+        f"{server.name}: {how_it_ended(status, link)} during the call",
         server=server.name,
+        detail=_last_words(link),
         hint=_memory_hint(server, status) or "call again: a fresh one starts, without what this one held",
     )
 
@@ -91,8 +96,8 @@ def _last_words(link: StdioLink) -> str:
     if not lines:
         source, lines = "stdout (no MCP message)", link.stdout_junk.last(SHOWN_LINES)
     if not lines:
-        return "; it wrote nothing to stderr"
-    return f"; its last lines on {source}:" + "".join(f"\n  | {line}" for line in lines)
+        return "it wrote nothing to stderr"
+    return f"its last lines on {source}:" + "".join(f"\n  | {line}" for line in lines)
 
 
 def _start_hint(server: ServerSettings, status: ExitStatus | None) -> str:

@@ -222,6 +222,7 @@ class Fleet:
             self._fewer = anyio.Event()
             if live.supervised.failure is not None:
                 self.failures[where] = live.supervised.failure
+                _log.warning("%s", live.supervised.failure.in_full)
             elif live.supervised.was_ready:
                 self.failures.pop(where, None)
             self._home.report(live.supervised.end())

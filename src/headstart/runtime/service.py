@@ -37,7 +37,7 @@ from headstart.core.events import (
     StopSandbox,
 )
 from headstart.core.stream import GenerationStarted, ModelEvent
-from headstart.errors import BackendError, CatalogueUnavailable, ServerUnavailable
+from headstart.errors import BackendError, CatalogueUnavailable, HeadstartError, ServerUnavailable
 from headstart.ids import LOCAL_PRINCIPAL, IdSource, PrincipalId, ResourceId, SessionId
 from headstart.runtime.calls import CallPaths, Calls
 from headstart.runtime.catalogues import Catalogues
@@ -264,15 +264,16 @@ class Service:
         return [self._entry(name, principal) for name in self._servers.names]
 
     def _entry(self, name: ResourceId, principal: PrincipalId) -> ServerEntry:
-        nobody = SessionScope(session=SessionId(""), principal=principal)
-        learned, problem = self._catalogues.known(name, nobody) is not None, ""
-        if not learned:
-            try:
-                failure = self._learner.failure((principal, self._catalogues.key(name, nobody)))
-            except CatalogueUnavailable as exc:  # its command is not there
-                failure = exc
-            problem = "" if failure is None else str(failure)
+        learned = self._catalogues.known(name, _nobody_of(principal)) is not None
+        failure = None if learned else self._learning_failure(name, principal)
+        problem = "" if failure is None else str(failure)
         return ServerEntry(name=name, remote=self._servers.get(name).remote, learned=learned, problem=problem)
+
+    def _learning_failure(self, name: ResourceId, principal: PrincipalId) -> HeadstartError | None:
+        try:
+            return self._learner.failure((principal, self._catalogues.key(name, _nobody_of(principal))))
+        except CatalogueUnavailable as exc:  # its command is not there
+            return exc
 
     async def catalogue(
         self, server: ResourceId, scope: SessionScope, *, progress: LearnProgress | None = None
@@ -508,12 +509,16 @@ class Service:
     def _server_status(self, name: ResourceId, principal: PrincipalId) -> ServerStatus:
         remote = self._servers.get(name).remote
         choice = self._forms.choice(principal, name)
-        failure = self._fleet.failures.get((principal, name))
+        failure = self._fleet.failures.get((principal, name)) or self._learning_failure(name, principal)
         return ServerStatus(
             name=name,
             principal=principal,
             remote=remote,
             form=self._forms.form_of(principal, name),
             reason="not looked at yet" if choice is None else choice.reason,
-            last_failure=None if failure is None else str(failure),
+            last_failure=None if failure is None else failure.in_full,
         )
+
+
+def _nobody_of(principal: PrincipalId) -> SessionScope:
+    return SessionScope(session=SessionId(""), principal=principal)

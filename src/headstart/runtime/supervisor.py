@@ -116,8 +116,6 @@ class Supervised:
         self._urgent = anyio.Event()
         self.failure: ServerUnavailable | None = None
         """Why it did not start, or how it died."""
-        self._death: str | None = None
-        """How it died without what it said last, which may be about a session and is that session's to hear."""
         self.usage = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
 
     @property
@@ -278,7 +276,6 @@ class Supervised:
                     await link.ended.wait()
                     await self._learn_status()
                     self.failure = faults.died(order.server, self._status, link)
-                    self._death = f"{order.server.name}: {faults.how_it_ended(self._status, link)}"
                 tasks.cancel_scope.cancel()
 
     async def _become_ready(self, sandbox: RunningSandbox, link: StdioLink, tasks: TaskGroup, began_s: float) -> bool:
@@ -383,7 +380,7 @@ class Supervised:
         now_s, cpu_s = self._clock.monotonic_s(), self.usage.cpu_s
         if self._stopping:
             return SandboxStopped(at_s=now_s, sandbox=self.id, cpu_s=cpu_s)
-        message = self._death or str(self.failure or self._gone())
+        message = str(self.failure or self._gone())
         if self._ready:
             return SandboxExited(at_s=now_s, sandbox=self.id, message=message)
         return SandboxStartFailed(at_s=now_s, sandbox=self.id, message=message, cpu_s=cpu_s)
