@@ -62,6 +62,22 @@ def test_what_was_chosen_in_a_config_that_is_there_is_not_called_missing(
     assert capsys.readouterr().err == "headstart.toml is there already and stays as it is\n"
 
 
+def test_a_remark_about_a_home_is_told_and_is_nothing_to_paste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "server.py").touch()
+    (tmp_path / "headstart.toml").write_text('mcp = ["mcp.json"]\n')
+    server = ServerSettings(name=ResourceId("own"), command="python3", args=("server.py",), folder=tmp_path)
+    write_config(Path("mcp.json"), (server,), upstream=None, backend="auto")
+    told = capsys.readouterr().err
+    assert f"own: of {tmp_path}, where its script lies, a sandbox sees only the code beside that" in told.replace(
+        "\n", " "
+    )
+    assert "missing in headstart.toml" not in told
+
+
 def test_what_is_mounted_is_written_with_its_reason_and_what_is_not_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,28 @@ def test_somebody_else_s_home_and_what_holds_ssh_keys_are_no_folders_to_show(hom
     assert mounts("--db", str(home / "other" / "notes.db")) == []
 
 
+def test_what_lies_beside_a_script_in_a_home_does_not_show_and_that_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    (home / "server.py").touch()
+    (suggestion,) = suggest_mounts(server(str(home / "server.py")))
+    assert suggestion.mount is None
+    assert suggestion.because.endswith(
+        "sees only the code beside that: move it to a folder of its own if it needs more"
+    )
+
+
+def test_a_home_as_cwd_is_not_shown_and_that_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ServerSettings(name=ResourceId("x"), command="x", cwd=home)
+    (suggestion,) = suggest_mounts(given)
+    assert suggestion.mount == MountSetting(path=home, mode="rw"), "an ordinary folder"
+    monkeypatch.setenv("HOME", str(home))
+    (suggestion,) = suggest_mounts(given)
+    assert suggestion.mount is None
+    assert suggestion.because.endswith("give it a folder of its own, or mount what it needs")
+
+
 def test_a_server_s_own_script_is_not_its_to_change(home: Path) -> None:
     (home / "server.py").touch()
     assert mounts(str(home / "server.py"), "--verbose") == []

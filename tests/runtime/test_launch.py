@@ -224,7 +224,7 @@ def test_an_install_prefix_of_somebody_else_is_read_only(tmp_path: Path) -> None
 
 def test_a_cache_that_is_filled_has_a_mount_of_its_own_inside_a_prefix(tmp_path: Path) -> None:
     executable(tmp_path / "bin" / "npx")
-    host = HostFacts(search_path=str(tmp_path / "bin"), home=tmp_path / "home", cache=tmp_path / "cache")
+    host = HostFacts(search_path=str(tmp_path / "bin"), cache=tmp_path / "cache")
     spec = launch_spec(server("npx", "-y", "package", network="host"), host)
     assert spec.filled is not None
     modes = {mount.source: mount.mode for mount in spec.filling.mounts}
@@ -238,6 +238,73 @@ def test_of_a_home_only_what_belongs_to_programs_is_an_install_prefix(prefix: st
     (tool.parents[1] / "share").mkdir()
     visible = seen(server("tool"), HostFacts(search_path=str(tool.parent), home=tmp_path / "home"))
     assert set(visible) == {tool.parent, tool.parents[1] / "lib"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a program in it, a module of that, and what is nobody else's business."""
+    home = tmp_path / "home"
+    for name in (
+        "server.py",
+        "helpers.py",
+        "notes.txt",
+        ".netrc",
+        ".ssh/id_ed25519",
+        ".config/token",
+        "package/__init__.py",
+    ):
+        executable(home / name, "")
+    return home
+
+
+@pytest.mark.parametrize("known_by", ["place", "keys"])
+def test_of_a_home_only_the_code_beside_a_script_in_it_shows(home: Path, known_by: str) -> None:
+    launched = server(sys.executable, str(home / "server.py"))
+    visible = seen(launched, HostFacts(home=home if known_by == "place" else Path("/nonexistent")))
+    expected = {home / name for name in ("server.py", "helpers.py", "package")}
+    assert {path for path in visible if path.is_relative_to(home)} == expected
+    assert not any(home.is_relative_to(path) for path in visible)
+
+
+def test_a_program_that_lies_in_a_home_or_leads_there_shows_alone(home: Path) -> None:
+    program = executable(home / "tool")
+    link = home.parent / "bin" / "tool"
+    link.parent.mkdir()
+    link.symlink_to(program)
+    for command in (program, link):
+        visible = seen(server(command), HostFacts(home=home))
+        assert {path for path in visible if path.is_relative_to(home)} == {program}
+        assert home not in visible
+
+
+def test_a_home_as_cwd_does_not_show_and_the_server_starts_in_its_own(home: Path) -> None:
+    launch = find_launch(server("sh", cwd=home), HostFacts(home=home))
+    assert (launch.cwd, launch.mounts) == (None, ())
+    script = find_launch(server(sys.executable, "server.py", cwd=home), HostFacts(home=home))
+    assert script.cwd == home, "there is a way to what shows in it"
+    declared = MountSetting(path=home, mode="ro")
+    assert find_launch(server("sh", cwd=home, mounts=(declared,)), HostFacts(home=home)).cwd == home
+
+
+@pytest.mark.parametrize("cwd", ["/", "/tmp", "/usr"])
+def test_what_every_sandbox_has_can_be_a_cwd_and_shows_nothing_of_the_host(cwd: str) -> None:
+    launch = find_launch(server("sh", cwd=Path(cwd)), HostFacts())
+    assert (launch.cwd, launch.mounts) == (Path(cwd), ())
+
+
+def test_an_environment_and_sources_that_are_a_home_show_without_its_keys(a_venv: Path, home: Path) -> None:
+    (home / "pyvenv.cfg").touch()
+    python = executable(home / "bin" / "python")
+    site = next(a_venv.glob("lib/python3*/site-packages"))
+    pth = site / "__editable__.home.pth"
+    pth.write_text(f"{home}\n")
+    try:
+        for command in (python, a_venv / "bin" / "python"):
+            visible = seen(server(command, "-m", "x"), HostFacts(home=home))
+            assert not any(home.is_relative_to(path) or (home / ".ssh").is_relative_to(path) for path in visible)
+            assert home / "bin" in visible
+    finally:
+        pth.unlink()
 
 
 def test_whatever_changes_what_a_server_says_changes_its_digest(a_venv: Path, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def _missing_source(source: Path, named: str | list[str]) -> list[str]:
 def _missing_tables(servers: Sequence[ServerSettings], tables: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
     """Yield what each server's table lacks; a key that is there was chosen, whatever its value."""
     for server in servers:
-        if suggested := _suggestions(server, tables.get(server.name, {})):
+        suggested = _suggestions(server, tables.get(server.name, {}))
+        if any(not line.startswith("#") for line in suggested):  # remarks alone have been told above
             yield ""
             yield f"{'# under ' if server.name in tables else ''}[servers.{_text(server.name)}]"
             yield from suggested

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headstart.config.model import ServerSettings
 
-__all__ = ["DATABASES", "SCRIPTS", "named_paths", "relative_paths"]
+__all__ = ["DATABASES", "SCRIPTS", "named_paths", "named_script", "relative_paths"]
 
 DATABASES = frozenset({".db", ".db3", ".duckdb", ".s3db", ".sqlite", ".sqlite3"})
 SCRIPTS = frozenset({".cjs", ".js", ".mjs", ".pl", ".py", ".rb", ".sh", ".ts"})
@@ -24,8 +24,7 @@ def named_paths(server: ServerSettings) -> Iterator[Path]:
 
     The script is left out: it is the program itself.
     """
-    script = next((arg for arg in server.args if not arg.startswith("-")), "")
-    for piece, relative in _pieces(server, without=script if Path(script).suffix in SCRIPTS else ""):
+    for piece, relative in _pieces(server, without=_script(server)):
         path = Path(piece).expanduser()
         if path.is_absolute():
             yield path
@@ -33,9 +32,21 @@ def named_paths(server: ServerSettings) -> Iterator[Path]:
             yield relative
 
 
+def named_script(server: ServerSettings) -> Path | None:
+    """Return the script that the launch spec names, absolute; None if it names none that is there."""
+    script = _script(server)
+    path = Path(os.path.normpath((server.base or Path("/")) / Path(script).expanduser()))
+    return path if script and path.is_file() else None
+
+
 def relative_paths(server: ServerSettings) -> Iterator[Path]:
     """Yield, absolute, the paths that arguments (the script too) and environment name relatively."""
     return (path for _, path in _pieces(server) if path is not None)
+
+
+def _script(server: ServerSettings) -> str:
+    first = next((arg for arg in server.args if not arg.startswith("-")), "")
+    return first if Path(first).suffix in SCRIPTS else ""
 
 
 def _pieces(server: ServerSettings, *, without: str = "") -> Iterator[tuple[str, Path | None]]:

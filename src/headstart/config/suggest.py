@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from headstart.config.homes import SHARED, is_crowded
 from headstart.config.model import MountSetting, ServerSettings
-from headstart.config.named import DATABASES, named_paths, relative_paths
+from headstart.config.named import DATABASES, named_paths, named_script, relative_paths
 
 __all__ = ["Suggestion", "suggest_mounts", "suggest_network"]
 
 _SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run")))
 _URL = re.compile(r"\b(https?|postgres(ql)?|redis(s)?|mysql|mongodb(\+srv)?|amqps?|neo4j(\+s)?|bolt)://", re.IGNORECASE)
 _SQLITE_MAGIC = b"SQLite format 3\x00"
-_HOMES = (Path("/home"), Path("/Users"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def suggest_mounts(server: ServerSettings) -> tuple[Suggestion, ...]:
             found.setdefault(path, suggestion)
         elif not any(_covers(other, suggestion.mount.path) for other, one in found.items() if one.mount):
             found[suggestion.mount.path] = suggestion
-    return tuple(found.values())
+    return (*found.values(), *_hidden(server))
 
 
 def suggest_network(server: ServerSettings) -> str:
@@ -64,7 +64,7 @@ def suggest_network(server: ServerSettings) -> str:
 
 
 def _useful_paths(server: ServerSettings) -> Iterator[Path]:
-    if server.cwd is not None and server.cwd.is_absolute():
+    if server.cwd is not None and server.cwd.is_absolute() and not is_crowded(server.cwd):
         yield server.cwd
     for path in named_paths(server):
         if len(path.parts) < 3:  # "/", "/tmp", "/home": too wide to be meant
@@ -72,6 +72,17 @@ def _useful_paths(server: ServerSettings) -> Iterator[Path]:
         will_be_made = bool(path.suffix) and path.parent.is_dir()
         if (path.exists() or will_be_made) and not _is_known_inside(path):
             yield path
+
+
+def _hidden(server: ServerSettings) -> Iterator[Suggestion]:
+    """Tell what of a home a server might look for and will not find."""
+    script = named_script(server)
+    if script is not None and is_crowded(script.parent):
+        told = f"of {script.parent}, where its script lies, a sandbox sees only the code beside that"
+        yield Suggestion(mount=None, because=f"{told}: move it to a folder of its own if it needs more")
+    elif server.cwd is not None and is_crowded(server.cwd) and server.cwd not in SHARED:
+        told = f"its cwd {server.cwd} holds too much for a server to see"
+        yield Suggestion(mount=None, because=f"{told}: give it a folder of its own, or mount what it needs")
 
 
 def _suggestion(path: Path, server: ServerSettings) -> Suggestion:
@@ -104,8 +115,7 @@ def _is_database(path: Path) -> bool:
 
 def _too_wide(folder: Path) -> bool:
     """Whether a folder is a home, holds one, or stands directly below the root."""
-    home, real = Path.home().resolve(), folder.resolve()
-    return len(real.parts) < 3 or _covers(real, home) or real.parent in _HOMES or (real / ".ssh").exists()
+    return len(folder.resolve().parts) < 3 or is_crowded(folder)
 
 
 def _is_known_inside(path: Path) -> bool:

@@ -7,7 +7,8 @@ environment it belongs to, that environment's base interpreter and the source fo
 its editable installs, the outermost `node_modules`, the caches of `npx` and `uvx`.
 
 On a normal machine a server can write to what its user may write to, often its own install
-prefix. Such a folder is mounted as an overlay: written to inside, unchanged outside.
+prefix. Such a folder is mounted as an overlay: written to inside, unchanged outside. Of a
+home only programs show, and the code beside one that lies directly in it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from headstart.backends.contract import Mount, MountMode
+from headstart.config.homes import SHARED, code_beside, is_crowded
 from headstart.config.model import ServerSettings
 from headstart.config.named import relative_paths
 from headstart.errors import ServerUnavailable
@@ -32,7 +34,7 @@ SYSTEM = tuple(Path(p) for p in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/li
 """What every sandbox's root has already."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_LINKS = 40
-HOMES_PROGRAMS = ("bin", "lib", "lib64", "libexec")
+HOMES_PROGRAMS = ("bin", "lib", "lib64", "libexec", "pyvenv.cfg")
 """What of a home (or its `.local`) is a program's install prefix; the rest is its user's."""
 INTERPRETERS = ("python", "node", "bun", "deno", "ruby", "perl", "bash", "sh")
 
@@ -102,13 +104,13 @@ def find_launch(server: ServerSettings, host: HostFacts) -> Launch:
         seen.follow_script(script)
     cache = _launcher_cache(program, server, host)
     caches = tuple(Mount(source=one, target=one, mode=MountMode.OVERLAY) for one in cache.folders)
-    if server.cwd is not None:
+    if server.cwd is not None and not is_crowded(server.cwd, host.home):
         seen.add(server.cwd)
     declared = tuple(Mount(source=m.path, target=m.target or m.path, mode=MountMode(m.mode)) for m in server.mounts)
     mounts = _without_covered(declared, (*seen.mounts(), *caches), kept=cache.filled)
     return Launch(
         program=str(program),
-        cwd=server.cwd or _folder_that_is_meant(server, mounts),
+        cwd=_start_folder(server, mounts),
         path=":".join(dict.fromkeys((*seen.bin_dirs, *SYSTEM_PATH.split(":")))),
         env=cache.env,
         mounts=mounts,
@@ -136,14 +138,17 @@ def _find_program(server: ServerSettings, search: str, resolve: Callable[[Path],
     return path if _venv_of(path) else path.resolve()
 
 
-def _folder_that_is_meant(server: ServerSettings, mounts: tuple[Mount, ...]) -> Path | None:
-    """Where relative paths reach what is mounted for them; None if it names none, its private home is better then.
+def _start_folder(server: ServerSettings, mounts: tuple[Mount, ...]) -> Path | None:
+    """Its `cwd`, else where relative paths reach what is mounted for them; None, its private home, if neither shows.
 
-    The folder itself shows only as the way to these mounts: nothing else in it is visible.
+    Such a folder, and a `cwd` that is a home, shows only as the way to these mounts.
     """
-    folder = server.folder
+    folder = server.base
     if folder is None:
         return None
+    standing = _is_system(folder) or folder in (Path("/"), *SHARED)
+    if folder == server.cwd and (standing or any(folder.is_relative_to(mount.target) for mount in mounts)):
+        return folder
     shown = [mount.target for mount in mounts if mount.source == mount.target]
     inside = (path for path in relative_paths(server) if path.is_relative_to(folder))
     return folder if any(path.is_relative_to(one) for path in inside for one in shown) else None
@@ -154,7 +159,7 @@ class _Seen:
 
     def __init__(self, resolve: Callable[[Path], Path], home: Path) -> None:
         self._resolve = resolve
-        self._homes = (home, home / ".local")
+        self._home = home
         self._mounts: dict[Path, MountMode] = {}
         self.bin_dirs: list[str] = []
         self.stamps: set[str] = set()
@@ -181,9 +186,17 @@ class _Seen:
         """A script that an interpreter is given: its folder is its program."""
         self._stamp(script)
         if not self._node_modules(script.resolve()):
-            self.add(script.parent)
+            self._folder_of(script)
         if script.is_symlink():
-            self.add(script.resolve().parent)
+            self._folder_of(script.resolve())
+
+    def _folder_of(self, program: Path) -> None:
+        """Add the folder that a program lies in; of a home, only the code beside it."""
+        if is_crowded(program.parent, self._home):
+            for path in code_beside(program):
+                self.add(path)
+        else:
+            self.add(program.parent)
 
     def _install_of(self, program: Path) -> None:
         venv = _venv_of(program)
@@ -194,11 +207,11 @@ class _Seen:
                 self._prefix(hop, venv)
 
     def _venv(self, venv: Path) -> None:
-        self.add(venv)
+        self._add_prefix(venv)
         for site in venv.glob("lib/python3*/site-packages"):
             self._stamp(site)
             for source in _editable_sources(site):
-                self.add(source)
+                self._add_prefix(source)
         for python in (venv / "bin" / "python", venv / "bin" / "python3"):
             for hop in _links(python):
                 self._prefix(hop, venv)
@@ -207,18 +220,18 @@ class _Seen:
         """Add the install prefix of a program outside of the system directories."""
         if _is_system(program) or (venv is not None and program.is_relative_to(venv)):
             return
-        parent = program.parent
-        if parent.name != "bin" or len(parent.parent.parts) <= 2:
-            self.add(parent)
-        elif parent.parent in self._homes:
-            for name in HOMES_PROGRAMS:
-                self._add_if_there(parent.parent / name)
+        if program.parent.name != "bin" or len(program.parent.parent.parts) <= 2:
+            self._folder_of(program)
         else:
-            self.add(parent.parent)
+            self._add_prefix(program.parent.parent)
 
-    def _add_if_there(self, folder: Path) -> None:
-        if folder.is_dir():
-            self.add(folder)
+    def _add_prefix(self, prefix: Path) -> None:
+        if is_crowded(prefix.parent if prefix.name == ".local" else prefix, self._home):
+            for path in (prefix / name for name in HOMES_PROGRAMS):
+                if path.exists():
+                    self.add(path)
+        else:
+            self.add(prefix)
 
     def _node_modules(self, path: Path) -> bool:
         names = path.parts

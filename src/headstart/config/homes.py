@@ -1,0 +1,51 @@
+"""Folders that hold more than a server should ever see: homes above all, with their keys and histories.
+
+A program that lies directly in one is shown with the code beside it, and nothing else of the
+folder. Rejected: its folder as a whole, as everywhere else (`.ssh` would show), and refusing to
+start it (in a container, `/root/server.py` is how many begin).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["SHARED", "code_beside", "is_crowded"]
+
+_HOMES = (Path("/home"), Path("/Users"))
+SHARED = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))  # noqa: S108 not used, but recognised
+"""Everybody's on the host; every sandbox has these to itself."""
+_MARKS = (".ssh", ".gnupg", ".bashrc", ".profile")
+_NODE = frozenset({".cjs", ".js", ".mjs", ".ts"})
+
+
+def is_crowded(folder: Path, home: Path | None = None) -> bool:
+    """Whether a folder is a home, holds one, or is everybody's; `home` is the service's own."""
+    real, own = folder.resolve(), (home or Path.home()).resolve()
+    if own.is_relative_to(real) or real in (*_HOMES, *SHARED) or real.parent in _HOMES:
+        return True
+    return any(os.path.lexists(real / mark) for mark in _MARKS)
+
+
+def code_beside(program: Path) -> Iterator[Path]:
+    """Yield a program in a crowded folder, and its owner's code there that it may load: its kind of files, packages.
+
+    Raises:
+        OSError: It or the folder cannot be read.
+    """
+    yield program
+    kinds = _NODE if program.suffix in _NODE else {program.suffix} - {""}
+    owner = program.stat().st_uid
+    for path in sorted(program.parent.iterdir()):
+        candidate = path != program and not path.name.startswith(".")
+        if candidate and _is_code(path, kinds) and path.stat().st_uid == owner:
+            yield path
+
+
+def _is_code(path: Path, kinds: frozenset[str] | set[str]) -> bool:
+    if path.is_file():
+        return path.suffix in kinds or (path.name == "package.json" and kinds == _NODE)
+    if kinds == _NODE:
+        return path.name == "node_modules"
+    return ".py" in kinds and (path / "__init__.py").is_file()

@@ -1,0 +1,61 @@
+"""Which folders hold too much to be shown, and what of them is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headstart.config.homes import code_beside, is_crowded
+
+
+@pytest.mark.parametrize("mark", [".ssh", ".gnupg", ".bashrc", ".profile"])
+def test_a_folder_with_what_only_homes_have_is_one(mark: str, tmp_path: Path) -> None:
+    assert not is_crowded(tmp_path)
+    (tmp_path / mark).touch()
+    assert is_crowded(tmp_path)
+
+
+def test_a_home_and_all_that_holds_it_are_crowded_and_what_is_in_it_is_not(tmp_path: Path) -> None:
+    home = tmp_path / "homes" / "ada"
+    (home / "project").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(home)
+    crowded = [folder for folder in (home, home.parent, home / "project", link) if is_crowded(folder, home)]
+    assert crowded == [home, home.parent, link]
+
+
+@pytest.mark.parametrize("folder", ["/", "/home", "/home/somebody", "/Users/somebody", "/tmp", "/var/tmp"])
+def test_homes_and_scratch_folders_are_known_by_where_they_are(folder: str) -> None:
+    assert is_crowded(Path(folder), Path("/nonexistent"))
+
+
+FOLDER = (
+    ".hidden.py", ".netrc", "data.json", "helpers.py", "notes.txt", "package.json", "server.py", "server.js", "util.mjs",
+    "package/__init__.py", "photos/one.jpg", "node_modules/x/index.js",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("server.py", {"server.py", "helpers.py", "package"}),
+        ("server.js", {"server.js", "util.mjs", "package.json", "node_modules"}),
+        ("server", {"server"}),
+        (".hidden.py", {".hidden.py", "server.py", "helpers.py", "package"}),
+    ],
+)
+def test_beside_a_program_the_code_of_its_kind_shows(program: str, shown: set[str], tmp_path: Path) -> None:
+    for name in (*FOLDER, program):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert {path.name for path in code_beside(tmp_path / program)} == shown
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_somebody_else_has_put_beside_a_program_does_not_show(tmp_path: Path) -> None:
+    for name in ("server.py", "own.py", "theirs.py"):
+        (tmp_path / name).touch()
+    os.chown(tmp_path / "theirs.py", 12_345, -1)
+    assert {path.name for path in code_beside(tmp_path / "server.py")} == {"server.py", "own.py"}
