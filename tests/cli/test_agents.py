@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -42,8 +43,25 @@ def test_claude_code_s_model_goes_through_only_where_there_is_an_upstream_for_it
 def test_the_page_about_claude_code_says_what_the_command_prints() -> None:
     page = (Path(__file__).parents[2] / "docs/how-to/connect-an-agent.md").read_text(encoding="utf-8")
     printed = instructions("claude-code", endpoint(DEFAULT, ANTHROPIC)).splitlines()
-    for line in printed[:3]:
+    for line in printed:
         assert line in page, line
+
+
+@pytest.mark.parametrize(
+    ("agent", "table", "remote"),
+    [
+        ("cursor", "mcpServers", {"url": "http://127.0.0.1:8787/mcp"}),
+        ("vscode", "servers", {"type": "http", "url": "http://127.0.0.1:8787/mcp"}),
+        ("opencode", "mcp", {"type": "remote", "url": "http://127.0.0.1:8787/mcp"}),
+    ],
+)
+def test_settings_files_get_the_table_and_the_words_that_their_client_reads(
+    agent: str, table: str, remote: dict[str, str]
+) -> None:
+    lines = instructions(agent, endpoint()).splitlines()
+    tables = [json.loads(line.removeprefix("#")) for line in lines if line.startswith("#   {")]
+    assert [list(one) for one in tables] == [[table], [table]]
+    assert tables[0][table] == {"headstart": remote}
 
 
 def test_an_agent_gets_the_upstream_of_its_own_name_before_the_default() -> None:

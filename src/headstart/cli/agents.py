@@ -6,6 +6,7 @@ step (a command that changes an agent's own settings, a line of its config) is a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -100,13 +101,31 @@ def _langgraph(endpoint: Endpoint) -> list[str]:
     ]
 
 
-def _json_client(endpoint: Endpoint) -> list[str]:
+def _cursor(endpoint: Endpoint) -> list[str]:
+    remote, local = {"url": endpoint.mcp}, {"command": "headstart", "args": ["mcp"]}
+    return _in_settings(endpoint, ".cursor/mcp.json", "mcpServers", remote=remote, local=local)
+
+
+def _vscode(endpoint: Endpoint) -> list[str]:
+    remote = {"type": "http", "url": endpoint.mcp}
+    local = {"type": "stdio", "command": "headstart", "args": ["mcp"]}
+    return _in_settings(endpoint, ".vscode/mcp.json", "servers", remote=remote, local=local)
+
+
+def _opencode(endpoint: Endpoint) -> list[str]:
+    remote, local = {"type": "remote", "url": endpoint.mcp}, {"type": "local", "command": ["headstart", "mcp"]}
+    return _in_settings(endpoint, "opencode.json", "mcp", remote=remote, local=local)
+
+
+def _in_settings(
+    endpoint: Endpoint, file: str, table: str, *, remote: Mapping[str, object], local: Mapping[str, object]
+) -> list[str]:
     return [
         f"export OPENAI_BASE_URL={endpoint.model('openai')}",
-        "# in the client's MCP settings:",
-        f'#   {{"mcpServers": {{"headstart": {{"type": "http", "url": "{endpoint.mcp}"}}}}}}',
+        f"# in {file}:",
+        f"#   {json.dumps({table: {'headstart': remote}})}",
         "# or over stdio:",
-        '#   {"mcpServers": {"headstart": {"command": "headstart", "args": ["mcp"]}}}',
+        f"#   {json.dumps({table: {'headstart': local}})}",
     ]
 
 
@@ -116,9 +135,9 @@ AGENTS: Mapping[str, Callable[[Endpoint], list[str]]] = {
     "langgraph": _langgraph,
     "claude-code": _claude_code,
     "codex": _codex,
-    "cursor": _json_client,
-    "vscode": _json_client,
-    "opencode": _json_client,
+    "cursor": _cursor,
+    "vscode": _vscode,
+    "opencode": _opencode,
 }
 
 
