@@ -86,8 +86,10 @@ def test_a_demo_comes_in_three_sizes_and_prints_a_table(
     assert sizes == [size]
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let one small server be all that is installed."""
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let one small server be all that is installed, where everybody may read it: not all file systems can map ids."""
+    folder = tmp_path / "server"
+    folder.mkdir(mode=0o755)
     program = folder / "server.py"
     program.write_text(SERVER)
     server = InstalledServer(
