@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .clients import RawClient, said, tools
+from .clients import ERAS, RawClient, said, tools
 from .running import Place, Running, scripted, service, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -102,25 +102,29 @@ async def test_a_server_that_dies_in_a_call_is_told_and_started_again(running: R
         assert (again.is_error, said(again)) == (False, "")
 
 
-async def test_a_server_that_logs_on_stdout_works(running: Running) -> None:
-    async with tools(f"{running.url}/s/junk/mcp") as client:
-        assert said(await client.call_tool("junk__act", {})) == "done"
+async def test_a_server_that_logs_on_stdout_works_and_the_operator_is_told_once(running: Running) -> None:
+    for session in ("junk-1", "junk-2"):
+        async with tools(f"{running.url}/s/{session}/mcp") as client:
+            assert said(await client.call_tool("junk__act", {})) == "done"
+    wait_until(lambda: bool(warnings_of(running, "junk")), what="the service's log is written")
+    (warned,) = warnings_of(running, "junk")
+    assert "it prints on stdout what is no MCP message" in warned
+    assert "'[info] a line of log where only messages belong'" in warned
+    assert "hint: have it log to stderr" in warned
+    assert warnings_of(running, "good") == []
 
 
-async def test_an_answer_of_fifty_megabytes_arrives_whole_or_as_an_error_that_names_the_limit(running: Running) -> None:
-    async with tools(f"{running.url}/s/large/mcp", era="legacy") as client:
+@pytest.mark.parametrize("era", ERAS)
+async def test_an_answer_of_fifty_megabytes_arrives_whole(running: Running, era: str) -> None:
+    async with tools(f"{running.url}/s/large-{era}/mcp", era=era) as client:
         result = await client.call_tool("large__act", {})
-        if result.is_error:
-            assert "large" in said(result)
-            assert "MB" in said(result)
-            assert "hint:" in said(result)
-        else:
-            assert len(said(result)) == BIG_MB * 1024 * 1024
+        assert not result.is_error
+        assert len(said(result)) == BIG_MB * 1024 * 1024
         assert said(await client.call_tool("good__act", {})) == "done"
         assert said(await client.call_tool("large__echo", {"text": "still here"})).startswith("still here")
 
 
-def test_a_server_that_ignores_eof_and_sigterm_is_ended(running: Running) -> None:
+def test_a_server_that_ignores_eof_and_sigterm_is_ended_and_the_operator_is_told_once(running: Running) -> None:
     def stubborn() -> list[str]:
         return [command for command in running.processes().values() if "scripted.py stubborn" in command]
 
@@ -130,3 +134,12 @@ def test_a_server_that_ignores_eof_and_sigterm_is_ended(running: Running) -> Non
         assert stubborn()
         client.http.delete(client.url, headers=client.headers)
     wait_until(lambda: not stubborn(), what="the stubborn server is gone")
+    wait_until(lambda: bool(warnings_of(running, "stubborn")), what="the service's log is written")
+    (warned,) = warnings_of(running, "stubborn")
+    assert "it did not end soon after its stdin was closed, and not at SIGTERM either: it was killed. hint: " in warned
+
+
+def warnings_of(running: Running, server: str) -> list[str]:
+    return [
+        line for line in running.log().splitlines() if line.startswith(f"WARNING headstart.runtime.habits: {server}:")
+    ]

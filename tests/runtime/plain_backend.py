@@ -80,6 +80,7 @@ class Streams:
     stdin: PipeIn
     stdout: PipeOut
     stderr: PipeOut
+    forced_by: int | None = None
 
     async def wait(self) -> ExitStatus:
         raise NotImplementedError

@@ -10,6 +10,7 @@ import pytest
 from headstart.config.model import PoolMode, PoolSettings, ServerSettings, WarmupCall
 from headstart.errors import BudgetExceeded, CatalogueUnavailable, ServerUnavailable, StartTimedOut
 from headstart.ids import LOCAL_PRINCIPAL, ResourceId
+from headstart.runtime import link
 from headstart.runtime.contract import JsonObject
 from headstart.runtime.service import Service
 
@@ -107,6 +108,34 @@ async def test_junk_on_stdout_does_not_disturb_the_conversation(open_service: Op
     assert result == {"content": [{"type": "text", "text": "hello"}], "later": {"field": 1}}
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (
+            ("chatty.py",),
+            ("(the first: '*** chatty server, version 1 ***'). hint: have it log to stderr", "but at SIGTERM"),
+        ),
+        (("chatty.py", "--stubborn"), ("such lines are skipped", "not at SIGTERM either: it was killed. hint: ")),
+    ],
+    ids=["chatty", "stubborn"],
+)
+async def test_the_operator_is_warned_of_a_working_servers_bad_habits_once(
+    args: tuple[str, ...], told: tuple[str, ...], open_service: OpenService, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_service(stdio_server(*args)) as service:
+        await service.catalogue(NOTES, scope())
+        for session in ("one", "two"):
+            one = scope(session)
+            await service.request(one, NOTES, "tools/call", call("hello"), RecordingChannel())
+            await service.close_session(one.session, reason="left")
+            await service.wait_stopped(one.session)
+    warnings = [record.getMessage() for record in caplog.records if record.name == "headstart.runtime.habits"]
+    assert len(warnings) == len(told)
+    for warning, part in zip(warnings, told, strict=True):
+        assert warning.startswith("notes: it ")
+        assert part in warning
+
+
 async def test_a_server_that_ignores_the_end_of_its_stdin_is_stopped_in_bounded_time(open_service: OpenService) -> None:
     with anyio.fail_after(15):
         async with open_service(stdio_server("chatty.py", "--stubborn")) as service:
@@ -177,6 +206,18 @@ async def test_an_answer_of_50_mb_arrives_whole(open_service: OpenService) -> No
         with anyio.fail_after(60):
             result = await ask(service, "big", size_mb=50)
     assert len(text_of(result)) == 50 * 1024 * 1024
+
+
+async def test_an_answer_over_the_limit_is_told_with_the_limit_and_the_server_is_started_again(
+    open_service: OpenService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "MAX_MESSAGE_BYTES", 1024**2)
+    async with open_service(stdio_server("notes.py")) as service:
+        await ask(service, "add_note", text="mine")
+        with pytest.raises(ServerUnavailable, match="notes: it wrote a message of more than 1 MiB") as caught:
+            await ask(service, "big", size_mb=2)
+        assert text_of(await ask(service, "read_notes")) == ""
+    assert caught.value.hint == "ask it for less at once: a fresh one starts, without what this one held"
 
 
 async def test_a_call_past_its_own_deadline_is_cancelled_and_the_server_lives_on(open_service: OpenService) -> None:

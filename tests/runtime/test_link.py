@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.runtime.link import LineCutter, MessageTooLong, Tail
+from headstart.runtime.link import MAX_MESSAGE_BYTES, LineCutter, MessageTooLong, Tail
 
 
 @given(data=st.binary(max_size=200).map(lambda b: b.replace(b"a", b"\n")), cuts=st.lists(st.integers(0, 200)))
 def test_lines_do_not_depend_on_how_the_stream_was_cut(data: bytes, cuts: list[int]) -> None:
     borders = sorted({0, len(data), *(cut for cut in cuts if cut <= len(data))})
-    cutter = LineCutter()
+    cutter = LineCutter(max_bytes=len(data) + 1)
     lines = [line for start, end in pairwise(borders) for line in cutter.cut(data[start:end])]
     assert [*lines, cutter.rest()] == data.split(b"\n")
 
 
 def test_only_a_newline_ends_a_line() -> None:
     text = '{"a":"\u2028\x85\r"}'.encode()
-    assert list(LineCutter().cut(text + b"\n")) == [text]
+    assert list(LineCutter(max_bytes=100).cut(text + b"\n")) == [text]
 
 
 def test_a_long_line_costs_one_join() -> None:
-    cutter = LineCutter()
+    cutter = LineCutter(max_bytes=MAX_MESSAGE_BYTES)
     chunk = b"x" * 65_536
     for _ in range(1_600):
         assert list(cutter.cut(chunk)) == []

@@ -202,6 +202,10 @@ class ByteStreams(Protocol):
     def stdout(self) -> ByteReceiveStream: ...
     @property
     def stderr(self) -> ByteReceiveStream: ...
+    @property
+    def forced_by(self) -> int | None:
+        """The signal that it took to end the command once it was detached; None: its closed stdin was enough."""
+        ...
 
     async def wait(self) -> ExitStatus:
         """Return when the command has ended. Cancelling leaves it running."""

@@ -79,7 +79,8 @@ def died(server: ServerSettings, status: ExitStatus | None, link: StdioLink) -> 
         f"{server.name}: {how_it_ended(status, link)} during the call",
         server=server.name,
         detail=_last_words(link),
-        hint=_memory_hint(server, status) or "call again: a fresh one starts, without what this one held",
+        hint=_memory_hint(server, status)
+        or f"{_how_to_call_again(link)}: a fresh one starts, without what this one held",
     )
 
 
@@ -98,6 +99,10 @@ def _last_words(link: StdioLink) -> str:
     if not lines:
         return "it wrote nothing to stderr"
     return f"its last lines on {source}:" + "".join(f"\n  | {line}" for line in lines)
+
+
+def _how_to_call_again(link: StdioLink) -> str:
+    return "call again" if link.failure is None else "ask it for less at once"
 
 
 def _start_hint(server: ServerSettings, status: ExitStatus | None) -> str:

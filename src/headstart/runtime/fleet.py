@@ -29,6 +29,7 @@ from headstart.errors import ServerUnavailable
 from headstart.ids import PrincipalId, ResourceId, SandboxId, SessionId
 from headstart.runtime.contract import Catalogue, ClientChannel, JsonObject, SessionScope
 from headstart.runtime.forms import Forms
+from headstart.runtime.habits import Habits
 from headstart.runtime.handshake import Lists
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Session
@@ -153,6 +154,7 @@ class Fleet:
         self._tasks = tasks
         self._live: dict[SandboxId, LiveSandbox] = {}
         self._package_locks: dict[str, anyio.Lock] = {}
+        self.habits = Habits()
         self.failures: dict[tuple[PrincipalId, ResourceId], ServerUnavailable] = {}
         """The last failure of each server, until it starts again."""
         self._fewer = anyio.Event()
@@ -188,6 +190,7 @@ class Fleet:
                 stateless=lambda: self._home.stateless(
                     order.resource, SessionScope(session=SessionId(""), principal=order.principal)
                 ),
+                habits=self.habits,
             ),
             backend=self._backend,
             clock=self._clock,

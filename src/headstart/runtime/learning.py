@@ -20,6 +20,7 @@ from headstart.core.events import Event, PrepareForm, SandboxBecameReady
 from headstart.errors import CatalogueUnavailable, HeadstartError, ServerUnavailable, UnauthorizedUpstream
 from headstart.ids import IdSource, PrincipalId, ResourceId, SandboxId
 from headstart.runtime.contract import LearnProgress
+from headstart.runtime.habits import Habits
 from headstart.runtime.handshake import Lists, as_catalogue
 from headstart.runtime.preparations import PreparationKey, Preparations
 from headstart.runtime.rpc import Nobody
@@ -168,6 +169,7 @@ class SandboxLearning:
     clock: Clock
     ids: IdSource
     package_lock: Callable[[str | None], anyio.Lock | None]
+    habits: Habits
 
     async def __call__(self, server: ResourceId, principal: PrincipalId) -> Known:
         """Start a server cold, read its lists, stop it.
@@ -203,4 +205,5 @@ class SandboxLearning:
             session_env=lambda: spec.session_env,
             package_lock=lambda: self.package_lock(spec.package),
             on_lists=seen.append,
+            habits=self.habits,
         )

@@ -7,13 +7,13 @@ before the link ends.
 
 Lines are cut at `\n` only, and each chunk is searched once: an answer of 50 MB costs one
 join, not one copy per chunk. What is no JSON-RPC message (servers print banners on stdout)
-is counted and the last lines are kept for messages.
+is counted and the last lines are kept for messages; the first one is told at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -33,18 +33,18 @@ CHUNK_BYTES = 256 * 1024
 
 
 class MessageTooLong(Exception):
-    """A line is longer than `MAX_MESSAGE_BYTES`."""
+    """A line is longer than its limit."""
 
 
 class LineCutter:
     r"""Cuts a byte stream into lines without copying any byte twice.
 
-    >>> cutter = LineCutter()
+    >>> cutter = LineCutter(max_bytes=1_000)
     >>> list(cutter.cut(b'one\ntw')), list(cutter.cut(b'o\n'))
     ([b'one'], [b'two'])
     """
 
-    def __init__(self, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._begun: list[bytes] = []
         self._begun_bytes = 0
@@ -113,8 +113,9 @@ class StdioLink:
         failure: Why the link ended, when it was not the server's end of file.
     """
 
-    def __init__(self, *, streams: ByteStreams, peer: Peer) -> None:
+    def __init__(self, *, streams: ByteStreams, peer: Peer, on_junk: Callable[[str], None] | None) -> None:
         self._streams = streams
+        self._on_junk = on_junk
         self.peer = peer
         self.stdout_junk = Tail()
         self.stderr = Tail()
@@ -123,7 +124,7 @@ class StdioLink:
         """Set once the server can no longer answer."""
 
     async def read_stdout(self) -> None:
-        cutter = LineCutter()
+        cutter = LineCutter(max_bytes=MAX_MESSAGE_BYTES)
         try:
             async for chunk in _chunks(self._streams.stdout):
                 for line in cutter.cut(chunk):
@@ -152,25 +153,36 @@ class StdioLink:
         try:
             message: object = decode(line)
         except ValueError:
-            self.stdout_junk.add(line)
+            self._take_junk(line)
         else:
             if not self.peer.receive(message, size_bytes=len(line)):
-                self.stdout_junk.add(line)
+                self._take_junk(line)
+
+    def _take_junk(self, line: bytes) -> None:
+        self.stdout_junk.add(line)
+        if self.stdout_junk.lines == 1 and self._on_junk is not None:
+            self._on_junk(self.stdout_junk.last()[0])
 
 
 @asynccontextmanager
 async def open_stdio_link(
-    streams: ByteStreams, *, server: ResourceId, owner: Owner, clock: Clock
+    streams: ByteStreams,
+    *,
+    server: ResourceId,
+    owner: Owner,
+    clock: Clock,
+    on_junk: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[StdioLink]:
     """Talk to the server behind `streams` while the context is open.
 
+    `on_junk` is given the first line on stdout that is no message.
     Leaving it ends the conversation and what waits for it (`LinkClosed`); the process is
     left to whoever attached it.
     """
     outbox = PipeOutbox(streams.stdin)
     async with anyio.create_task_group() as tasks:
         peer = Peer(server=server, outbox=outbox, owner=owner, clock=clock, tasks=tasks)
-        link = StdioLink(streams=streams, peer=peer)
+        link = StdioLink(streams=streams, peer=peer, on_junk=on_junk)
         tasks.start_soon(link.read_stdout, name="mcp stdout")
         tasks.start_soon(outbox.write_rest, name="mcp stdin")
         tasks.start_soon(link.drain_stderr, name="mcp stderr")

@@ -180,6 +180,7 @@ class Service:
             clock=self._clock,
             ids=self._ids,
             package_lock=self._fleet.package_lock,
+            habits=self._fleet.habits,
         )
         self._calls = Calls(
             CallPaths(

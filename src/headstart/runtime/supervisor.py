@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -40,6 +41,7 @@ from headstart.errors import BackendError, ServerUnavailable
 from headstart.ids import SandboxId
 from headstart.runtime import faults
 from headstart.runtime.contract import ClientChannel, JsonObject
+from headstart.runtime.habits import Habits
 from headstart.runtime.handshake import HandshakeRefused, Lists, introduce, read_lists
 from headstart.runtime.link import StdioLink, open_stdio_link
 from headstart.runtime.outbox import LinkClosed
@@ -50,6 +52,7 @@ __all__ = ["Order", "PreparedSource", "Supervised"]
 MEASURE_EVERY_S = 5.0
 EXIT_GRACE_S = 1.0
 DRAIN_GRACE_S = 0.25
+END_GRACE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +81,7 @@ class Order:
             package do not race for its cache; None where that cannot happen.
         on_lists: Told what the fresh server says of itself, before it counts as ready.
         stateless: Tells whether the server is known to speak the stateless protocol.
+        habits: Told what the server does that it should not.
     """
 
     sandbox: SandboxId
@@ -90,6 +94,7 @@ class Order:
     package_lock: Callable[[], anyio.Lock | None] = lambda: None
     on_lists: Callable[[Lists], None] | None = None
     stateless: Callable[[], bool] = lambda: False
+    habits: Habits = field(default_factory=Habits)
 
 
 class Supervised:
@@ -141,7 +146,7 @@ class Supervised:
         try:
             return await conversation.request(method, params, channel=channel)
         except LinkClosed:
-            with anyio.move_on_after(EXIT_GRACE_S + DRAIN_GRACE_S):
+            with anyio.move_on_after(END_GRACE_S):  # so that the next call does not meet the same one again
                 await self._over.wait()
             raise self.failure or self._gone() from None
 
@@ -184,9 +189,8 @@ class Supervised:
                 await self._attend(self._sandbox, began_s)
         except Exception as exc:  # noqa: BLE001 a supervised task: one sandbox's trouble must not end the others
             _log.exception("%s: its supervisor failed", self.order.server.name)
-            self.failure = ServerUnavailable(
-                f"{self.order.server.name}: headstart failed at it: {exc!r}", server=self.order.server.name
-            )
+            name = self.order.server.name
+            self.failure = ServerUnavailable(f"{name}: headstart failed at it: {exc!r}", server=name)
         finally:
             self._release_package()
             with anyio.CancelScope(shield=True):
@@ -246,6 +250,8 @@ class Supervised:
                 async with sandbox.attach() as streams:
                     attaching.deadline = float("inf")
                     await self._serve(sandbox, streams, began_s)
+                if streams.forced_by is not None and self._ready and self.failure is None:
+                    self.order.habits.outlives_stdin(server, streams.forced_by)
             if attaching.cancelled_caught and not self._stopping:
                 self.failure = faults.never_attached(server)
         except BackendError as exc:
@@ -262,20 +268,23 @@ class Supervised:
             await self._read_usage(sandbox)
 
     async def _converse(self, sandbox: RunningSandbox, streams: ByteStreams, began_s: float) -> None:
-        order = self.order
-        async with open_stdio_link(streams, server=order.server.name, owner=order.owner, clock=self._clock) as link:
+        order, server = self.order, self.order.server
+        told = partial(order.habits.prints_on_stdout, server)
+        async with open_stdio_link(
+            streams, server=server.name, owner=order.owner, clock=self._clock, on_junk=told
+        ) as link:
             self._link = link
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_exit, streams, link)
                 tasks.start_soon(self._hurry, sandbox)
-                self._scope.deadline = anyio.current_time() + order.server.start_timeout_s
+                self._scope.deadline = anyio.current_time() + server.start_timeout_s
                 if await self._become_ready(sandbox, link, tasks, began_s):
                     self._scope.deadline = float("inf")
                     self._release_package()
                     tasks.start_soon(self._measure, sandbox)
                     await link.ended.wait()
                     await self._learn_status()
-                    self.failure = faults.died(order.server, self._status, link)
+                    self.failure = faults.died(server, self._status, link)
                 tasks.cancel_scope.cancel()
 
     async def _become_ready(self, sandbox: RunningSandbox, link: StdioLink, tasks: TaskGroup, began_s: float) -> bool:
@@ -386,5 +395,5 @@ class Supervised:
         return SandboxStartFailed(at_s=now_s, sandbox=self.id, message=message, cpu_s=cpu_s)
 
     def _gone(self) -> ServerUnavailable:
-        server = self.order.server
-        return ServerUnavailable(f"{server.name}: its sandbox has been stopped", server=server.name)
+        name = self.order.server.name
+        return ServerUnavailable(f"{name}: its sandbox has been stopped", server=name)

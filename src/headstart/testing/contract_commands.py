@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -166,6 +167,7 @@ async def entry(trial: Trial) -> None:
                 expect(await _read_all(streams) == b"", "after its end there is end of file", "more bytes")
                 expect(await streams.wait() == ExitStatus(code=5), "its end is reported", await streams.wait())
             await streams.terminate()  # harmless now
+        expect(streams.forced_by is None, "it is told that its closed stdin was enough", streams.forced_by)
         try:
             async with sandbox.attach():
                 expect(kept=False, promise="a second attach raises BackendError", seen="it started again")
@@ -191,9 +193,10 @@ async def stubborn_entry(trial: Trial) -> None:
     beat = trial.beat()
     script = "trap '' TERM INT HUP; " + HEARTBEAT.format(beat=beat)
     async with trial.sandbox(trial.template(script)) as sandbox:
-        async with _bounded(20), sandbox.attach():
+        async with _bounded(20), sandbox.attach() as streams:
             await expect_beating(beat)
         await expect_silence(beat, "it is dead when attach has been left")
+        expect(streams.forced_by == signal.SIGKILL, "and it is told what it took", streams.forced_by)
 
 
 COMMAND_CHECKS: Final[tuple[Check, ...]] = (

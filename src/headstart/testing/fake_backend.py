@@ -19,6 +19,7 @@ A program is found by the last part of `argv[0]`. For MCP servers see `fake_mcp`
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -349,9 +350,13 @@ class FakeSandbox:
             await process.stdin.aclose()
             with anyio.move_on_after(self._backend.grace_s):
                 await process.wait()
+                return
+            process.forced_by = signal.SIGTERM
             await process.terminate()
             with anyio.move_on_after(self._backend.grace_s):
                 await process.wait()
+                return
+            process.forced_by = signal.SIGKILL
             process.kill()
             await process.wait()
 

@@ -61,6 +61,8 @@ class FakeProcess:
         self._scope = anyio.CancelScope()
         self._exited = anyio.Event()
         self._status: ExitStatus | None = None
+        self.forced_by: int | None = None
+        """See `ByteStreams.forced_by`; set by whoever ends it."""
         self.context = ProcessContext(
             sandbox=sandbox,
             argv=argv,

@@ -27,14 +27,15 @@ _POLITE_S = 1.0
 """How long an attached command may take to end: after stdin closes, and after SIGTERM."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AttachedCommand:
-    """The entry command's stdio."""
+    """Implements `ByteStreams`."""
 
     stdin: PipeSendStream
     stdout: PipeReceiveStream
     stderr: PipeReceiveStream
     execution: Execution
+    forced_by: int | None = None
 
     async def wait(self) -> ExitStatus:
         return await self.execution.wait()
@@ -97,11 +98,12 @@ class SpawnedSandbox:
             raise BackendError(f"{self._id}: the entry command has been started already")
         self._attached = True
         pipes, execution = await self._start_entry(descriptors)
+        entry = AttachedCommand(stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr, execution=execution)
         try:
-            yield AttachedCommand(stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr, execution=execution)
+            yield entry
         finally:
             pipes.stdin.close()
-            await _end_politely(execution)
+            entry.forced_by = await _end_politely(execution)
             pipes.close()
 
     async def _start_entry(self, descriptors: Sequence[int]) -> tuple[StdioPipes, Execution]:
@@ -184,14 +186,21 @@ async def _collect(pipe: PipeReceiveStream, output: _Output) -> None:
         output.cut = output.cut or len(data) > room
 
 
-async def _end_politely(execution: Execution) -> None:
-    """Wait, SIGTERM, wait, SIGKILL, wait; bounded, and shielded from cancellation."""
+async def _end_politely(execution: Execution) -> int | None:
+    """Wait, SIGTERM, wait, SIGKILL, wait; bounded, and shielded from cancellation.
+
+    Returns:
+        The signal that it took, None for none.
+    """
     with anyio.CancelScope(shield=True):
-        if not await _ends_soon(execution):
-            await execution.signal(signal.SIGTERM)
-            if not await _ends_soon(execution):
-                await execution.kill()
-                await _ends_soon(execution)
+        if await _ends_soon(execution):
+            return None
+        await execution.signal(signal.SIGTERM)
+        if await _ends_soon(execution):
+            return signal.SIGTERM
+        await execution.kill()
+        await _ends_soon(execution)
+        return signal.SIGKILL
 
 
 async def _ends_soon(execution: Execution) -> bool:
