@@ -20,6 +20,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.left_behind import in_line_s, keepers, noted_namespaces
 
 from headstart.backends.contract import Command, Identity, Leftovers, Template
 from headstart.backends.local import open_local_backend
@@ -40,8 +41,7 @@ class Load:
     """A running load and where it leaves its traces.
 
     Attributes:
-        watched: The service and all below it, as they were when all sandboxes had started. Namespaces are
-            gone with the processes in them: nothing else holds one.
+        watched: The service and all below it, as they were when all sandboxes had started.
     """
 
     process: subprocess.Popen[str]
@@ -141,13 +141,6 @@ def expect_silence(running: Load, killed_s: float) -> None:
     assert running.hearts() == before, "something still writes"
 
 
-def in_line_s() -> float:
-    """Return how long this thread has been ready to run and was not, in all; 0 where the kernel does not count it."""
-    with suppress(OSError):
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    return 0.0
-
-
 def expect_beating(running: Load, count: int) -> None:
     """Require that so many hearts beat once more, however busy the machine is."""
     before, began_s = running.hearts(), time.monotonic()
@@ -175,14 +168,16 @@ def cold(request: pytest.FixtureRequest) -> str:
 
 
 def test_without_a_kill_the_load_stays_alive(cold: str, tmp_path: Path) -> None:
-    with load(cold, tmp_path) as running:
+    with load(cold, tmp_path) as running, noted_namespaces(running.watched.started) as namespaces:
         assert len(running.survivors()) > 8
+        assert len(keepers(namespaces)) > 8 or cold == "process"
         expect_beating(running, 24)  # servers, sessions and daemons of eight sandboxes
 
 
 def test_nothing_outlives_a_killed_runtime(kind: str, tmp_path: Path) -> None:
-    with load(kind, tmp_path) as running:
+    with load(kind, tmp_path) as running, noted_namespaces(running.watched.started) as namespaces:
         expect_silence(running, kill(running.process.pid))
+        assert keepers(namespaces) == []
 
 
 def test_nothing_outlives_a_killed_spawner(cold: str, tmp_path: Path) -> None:
@@ -238,7 +233,7 @@ def test_nothing_outlives_a_runtime_and_a_spawner_killed_together(cold: str, tmp
 
 
 def test_nothing_outlives_a_runtime_a_spawner_and_inits_killed_together(kind: str, tmp_path: Path) -> None:
-    with load(kind, tmp_path) as running:
+    with load(kind, tmp_path) as running, noted_namespaces(running.watched.started) as namespaces:
         inits = [init_of(f"server-{index}", running) for index in range(4)]
         os.kill(running.facts["spawner"], signal.SIGSTOP)  # it cannot lend a hand
         os.kill(running.process.pid, signal.SIGSTOP)
@@ -246,6 +241,7 @@ def test_nothing_outlives_a_runtime_a_spawner_and_inits_killed_together(kind: st
             os.kill(init, signal.SIGKILL)
         os.kill(running.facts["spawner"], signal.SIGKILL)
         expect_silence(running, kill(running.process.pid))
+        assert keepers(namespaces) == []
 
 
 def test_a_stopped_spawner_goes_with_the_runtime_and_so_does_what_it_started(cold: str, tmp_path: Path) -> None:
