@@ -37,6 +37,7 @@ class Guard:
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.raw: list[list[tuple[bytes, bytes]]] = []
         self.forget_sessions = False
+        self.overloaded = False
         self.deleted = anyio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -48,6 +49,9 @@ class Guard:
                 self.deleted.set()
             if self._token is not None and headers.get("authorization") != f"Bearer {self._token}":
                 await _refuse(send, 401, [(b"www-authenticate", b'Bearer resource_metadata="http://as/meta"')])
+                return
+            if self.overloaded:
+                await _refuse(send, 503, [])
                 return
             if self.forget_sessions and "mcp-session-id" in headers and scope["method"] == "POST":
                 self.forget_sessions = False
@@ -70,6 +74,12 @@ def counter() -> MCPServer:
         await ctx.report_progress(1, 2)
         counts[name] = counts.get(name, 0) + 1
         return str(counts[name])
+
+    @server.tool()
+    async def wait(ctx: Context) -> str:
+        await ctx.report_progress(1, 2)
+        await anyio.sleep_forever()
+        return ""
 
     return server
 
@@ -156,7 +166,7 @@ async def test_a_remote_server_is_listed_and_called(open_service: OpenService) -
     async with remote() as (url, _), open_service(settings(url)) as service:
         catalogue = await service.catalogue(FAR, scope())
         result = await ask(service, channel=client)
-    assert [tool["name"] for tool in catalogue.tools] == ["count"]
+    assert [tool["name"] for tool in catalogue.tools] == ["count", "wait"]
     assert text_of(result) == "1"
     assert client.told == [("notifications/progress", {"progressToken": "tok", "progress": 1, "total": 2})]
 
@@ -282,6 +292,44 @@ async def test_a_server_that_was_away_is_reached_again_within_the_session(open_s
         await tasks.start(far.run)
         assert text_of(await ask(service)) == "1"
         await far.go_away()
+
+
+async def test_a_server_that_goes_away_in_a_call_ends_it_and_its_lost_state_is_told_by_the_next(
+    open_service: OpenService,
+) -> None:
+    client, told = RecordingChannel(), list[str]()
+
+    async def wait(service: Service) -> None:
+        params = {**call("wait"), "_meta": {"progressToken": "tok"}}
+        with pytest.raises(ServerUnavailable) as caught:
+            await service.request(scope(), FAR, "tools/call", params, client)
+        told.extend((str(caught.value), str(caught.value.hint)))
+
+    far = Inconstant()
+    async with anyio.create_task_group() as tasks, open_service(settings(await tasks.start(far.run))) as service:
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(wait, service)
+            await client.wait_for("notifications/progress")
+            await far.go_away()
+        assert told == [f"far: {far.url}: its answer broke off", "check that the server is up, and call again"]
+        await tasks.start(far.run)
+        with pytest.raises(SandboxLost, match="far: the remote server has ended this session, and its state is gone"):
+            await ask(service)
+        assert text_of(await ask(service)) == "1"
+        await far.go_away()
+
+
+async def test_a_server_behind_a_proxy_that_cannot_reach_it_is_named_and_its_session_goes_on(
+    open_service: OpenService,
+) -> None:
+    async with remote() as (url, guard), open_service(settings(url)) as service:
+        await ask(service)
+        guard.overloaded = True
+        with pytest.raises(ServerUnavailable, match=rf"far: {url}: it answered 503") as told:
+            await ask(service)
+        assert told.value.hint == "check that the server is up, and call again"
+        guard.overloaded = False
+        assert text_of(await ask(service)) == "2"
 
 
 async def test_a_connection_that_broke_between_calls_is_told_once_and_made_again(open_service: OpenService) -> None:

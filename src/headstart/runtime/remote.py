@@ -29,7 +29,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
-from mcp.types import METHOD_NOT_FOUND, jsonrpc_message_adapter
+from mcp.types import CONNECTION_CLOSED, METHOD_NOT_FOUND, jsonrpc_message_adapter
 
 from headstart.clock import Clock
 from headstart.config.model import ServerSettings
@@ -43,6 +43,12 @@ from headstart.runtime.stateless import mirrored_headers
 __all__ = ["RemoteConnection", "SessionForgotten"]
 
 CONNECT_TIMEOUT_S = 30.0
+BROKEN_ANSWER = "SSE stream "
+"""How the SDK's transport begins what it says of an answer that broke off."""
+HTTP_ERROR = "Server returned an error response"
+"""What it says of a status of 400 or more whose body says nothing."""
+
+_CALL_AGAIN = "check that the server is up, and call again"
 
 _log = logging.getLogger(__name__)
 
@@ -77,10 +83,12 @@ class RemoteConnection:
         self._client = httpx2.AsyncClient(
             headers=self._own_headers(headers),
             timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=None),
-            event_hooks={"response": [self._look_for_denial, self._look_for_session]},
+            event_hooks={"response": [self._look_for_denial, self._look_at_status]},
         )
         self._denial: _Denial | None = None
         self._session_unknown = False
+        self._status = 200
+        """Of the newest response to a POST."""
         self._conversation: Conversation | None = None
         self._settled = anyio.Event()
         self._stop = anyio.Event()
@@ -127,7 +135,7 @@ class RemoteConnection:
             MCPError: The server's own error.
             SessionForgotten: The server has ended the session.
             UnauthorizedUpstream: It wants (other) credentials.
-            ServerUnavailable: The connection broke, and has ended.
+            ServerUnavailable: The connection broke, and has ended; or the answer did, and it goes on.
         """
         await self.ready()
         if self._conversation is None:
@@ -136,9 +144,7 @@ class RemoteConnection:
         try:
             return await self._conversation.request(method, params, channel=channel)
         except MCPError as exc:
-            if self._session_unknown and exc.code != METHOD_NOT_FOUND:
-                raise SessionForgotten(exc.code, exc.message, exc.data) from exc
-            raise self._denied() or exc from None
+            raise self._explained(exc) from None
         except LinkClosed:
             self._stop.set()  # whoever asks next gets a new connection, also while this one is still being closed
             raise self._broken() from None
@@ -245,9 +251,23 @@ class RemoteConnection:
             challenge = response.headers.get("www-authenticate", "")
             self._denial = _Denial(status=response.status_code, challenge=challenge)
 
-    async def _look_for_session(self, response: httpx2.Response) -> None:
+    async def _look_at_status(self, response: httpx2.Response) -> None:
         if response.request.method == "POST":
-            self._session_unknown = response.status_code == 404 and MCP_SESSION_ID in response.request.headers
+            self._status = response.status_code
+            self._session_unknown = self._status == 404 and MCP_SESSION_ID in response.request.headers
+
+    def _explained(self, exc: MCPError) -> MCPError | HeadstartError:
+        """Return what a request's error is about where the server itself did not say it."""
+        if self._session_unknown and exc.code != METHOD_NOT_FOUND:
+            return SessionForgotten(exc.code, exc.message, exc.data)
+        denied = self._denied()
+        if denied is not None:
+            return denied
+        if exc.message == HTTP_ERROR:
+            return self._unavailable(f"it answered {self._status}", hint=_CALL_AGAIN)
+        if exc.code == CONNECTION_CLOSED and exc.message.startswith(BROKEN_ANSWER):
+            return self._unavailable("its answer broke off", hint=_CALL_AGAIN)
+        return exc
 
     def _denied(self) -> UnauthorizedUpstream | None:
         if self._denial is None:
@@ -266,7 +286,7 @@ class RemoteConnection:
     def _broken(self) -> ServerUnavailable:
         return self._unavailable(
             "the connection broke during the call",
-            hint="check that the server is up, and call again: a new session begins there, without what this one held",
+            hint=f"{_CALL_AGAIN}: a new session begins there, without what this one held",
         )
 
     def _unavailable(self, reason: str, *, hint: str) -> ServerUnavailable:

@@ -160,7 +160,8 @@ async def _ask(connection: RemoteConnection, asked: Asked, channel: ClientChanne
     try:
         return await connection.request(asked.method, asked.params, channel)
     except ServerUnavailable:
-        connection.served_writes = False  # this tells it
+        if connection.ended:
+            connection.served_writes = False  # this tells it
         raise
 
 
