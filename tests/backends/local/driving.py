@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.machine import may_make_namespaces
 
 from headstart.backends.contract import (
     Command,
@@ -68,12 +69,14 @@ def as_zygote(plain: Template) -> Template:
 
 
 @asynccontextmanager
-async def backend_in(folder: Path) -> AsyncGenerator[LocalBackend]:
+async def backend_in(folder: Path, *, own_ports: Collection[int] = ()) -> AsyncGenerator[LocalBackend]:
     """Yield a backend, and skip where this machine has no namespaces for this user."""
     async with AsyncExitStack() as stack:
         try:
-            backend = await stack.enter_async_context(open_local_backend(folder))
+            backend = await stack.enter_async_context(open_local_backend(folder, own_ports=own_ports))
         except BackendUnavailable as gap:
+            if may_make_namespaces():
+                raise
             pytest.skip(f"the local backend cannot run here: {gap}")
         yield backend
 

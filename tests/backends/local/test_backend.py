@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.machine import as_root_of_namespaces
 
 from headstart.backends.contract import (
     Command,
@@ -251,7 +252,7 @@ def _groups_of(spawners: list[int]) -> list[str]:
 # ---------------------------------------------------------------- who may
 
 
-@as_root
+@as_root_of_namespaces
 async def test_all_of_this_holds_for_an_ordinary_user(tmp_path: Path) -> None:
     helper = Path(__file__).with_name("as_ordinary_user.py")
     tests = [__file__, *(str(helper.with_name(name)) for name in ("test_limits.py", "test_mounts.py"))]
@@ -332,7 +333,7 @@ async def test_system_folders_whose_ids_cannot_be_mapped_are_no_weaker(
 async def test_on_the_hosts_network_the_services_own_port_is_refused_and_others_are_not(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own, socket.create_server(("127.0.0.1", 0)) as other:
         reach = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)"
-        async with open_local_backend(tmp_path, own_ports=(own.getsockname()[1],)) as backend:
+        async with backend_in(tmp_path, own_ports=(own.getsockname()[1],)) as backend:
             if any("cloud metadata" in line for line in backend.capabilities.weaker):
                 pytest.skip("connections cannot be filtered here (that takes root and cgroup v2)")
             if shutil.which("/usr/bin/python3") is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.machine import as_root_of_namespaces
 
 import headstart
 from headstart.backends.contract import (
@@ -23,9 +24,11 @@ from headstart.backends.contract import (
     RunningSandbox,
     Template,
 )
-from headstart.backends.local import LocalBackend, open_local_backend
-from headstart.errors import BackendError, BackendUnavailable
+from headstart.backends.local import LocalBackend
+from headstart.errors import BackendError
 from headstart.ids import SandboxId
+
+from .driving import backend_in
 
 pytestmark = pytest.mark.anyio
 
@@ -67,15 +70,6 @@ def template(prefix: Path, *, modules: Sequence[str] | None, also: Path | None =
         if modules is not None
         else None,
     )
-
-
-@asynccontextmanager
-async def backend_in(folder: Path) -> AsyncGenerator[LocalBackend]:
-    try:
-        async with open_local_backend(folder) as backend:
-            yield backend
-    except BackendUnavailable as error:
-        pytest.skip(f"the local backend cannot run here: {error}")
 
 
 @asynccontextmanager
@@ -184,7 +178,7 @@ async def test_an_overlay_that_holds_the_services_state_is_not_for_forks(tmp_pat
         await prepared.aclose()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting an overlay first needs root")
+@as_root_of_namespaces
 @pytest.mark.parametrize("user", ["root", "ordinary"])
 async def test_all_of_this_holds_where_the_prefix_is_on_an_overlay_itself(user: str) -> None:
     helper = Path(__file__).with_name("on_an_overlay.py")

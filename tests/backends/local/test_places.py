@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.machine import as_root_of_namespaces
 
 from headstart.backends.contract import Limits
 from headstart.backends.local.cgroups import Groups
@@ -111,10 +111,10 @@ def test_swap_is_limited_where_the_kernel_accounts_for_it(tmp_path: Path) -> Non
     assert (str(tmp_path), "memory.swap.max", "0") in settings
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@as_root_of_namespaces
 def test_a_hierarchy_that_is_mounted_twice_is_one_place(tmp_path: Path) -> None:
-    if shutil.which("unshare") is None or not find_places():
-        pytest.skip("this machine has no unshare(1), or no control groups that we may use")
+    if not find_places():
+        pytest.skip("this machine has no control groups that we may use")
     script = 'mount --rbind /sys/fs/cgroup "$1" && exec "$2" -c "$3"'
     shown = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, SHOW],

@@ -312,7 +312,7 @@ def test_the_kernel_takes_it_and_it_denies(filters: dict[SeccompProfile | None, 
     told = dict(line.split() for line in confined(filters[SeccompProfile.SANDBOX], snippet).stdout.splitlines())
     assert told == {**dict.fromkeys(names, str(-errno.EPERM)), "clone3": str(-errno.ENOSYS)}
     control = dict(line.split() for line in confined(filters[None], snippet).stdout.splitlines())
-    assert control["unshare"] == "0", "without the filter the same call works"
+    assert control["ptrace"] == "0", "without the filter the same call works"
     assert control["keyctl"] != str(-errno.EPERM)
 
 
@@ -320,6 +320,8 @@ def test_a_zygote_may_unshare_and_its_fork_may_then_lock_itself_in(
     filters: dict[SeccompProfile | None, str],
 ) -> None:
     unshare = number("unshare")
+    if confined(filters[None], f"print(call({unshare}, 0))").stdout.strip() != "0":
+        pytest.skip("unshare(2) is forbidden here already")
     snippet = (
         f"print(call({unshare}, 0))\n"
         f"install(pathlib.Path({filters[SeccompProfile.SANDBOX]!r}).read_bytes())\n"
@@ -390,7 +392,7 @@ def test_git_works_under_it(filters: dict[SeccompProfile | None, str], tmp_path:
 
 
 def test_the_filter_survives_exec(filters: dict[SeccompProfile | None, str]) -> None:
-    script = f"import ctypes; l=ctypes.CDLL(None); print(l.syscall({number('unshare')}, 0))"
+    script = f"import ctypes; l=ctypes.CDLL(None); print(l.syscall({number('ptrace')}, 0, 0, 0, 0))"
     snippet = f"import os; os.execv({sys.executable!r}, ['python', '-S', '-c', {script!r}])"
     assert confined(filters[SeccompProfile.SANDBOX], snippet).stdout.strip() == "-1"
     assert confined(filters[None], snippet).stdout.strip() == "0"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.machine import as_root_of_namespaces
 
 from headstart.backends.spawner.guest import runs
 
@@ -84,7 +85,7 @@ def test_groups_whose_spawner_is_dead_are_swept_if_they_are_empty_and_no_others(
     assert not (ours / "x-run-alive").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="another PID namespace needs root")
+@as_root_of_namespaces
 def test_a_spawner_in_another_pid_namespace_keeps_its_groups_while_it_lives_and_no_longer(tmp_path: Path) -> None:
     group = tmp_path / "x-run-1-elsewhere"
     script = (

@@ -1,0 +1,23 @@
+"""What this machine lets the tests do."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+
+import pytest
+
+__all__ = ["as_root_of_namespaces", "may_make_namespaces"]
+
+
+@functools.cache
+def may_make_namespaces() -> bool:
+    """Whether this user may make what sandboxes are made of; the root of most containers may not."""
+    kinds = ["--mount", "--pid", "--fork"] if os.geteuid() == 0 else ["--user", "--mount"]
+    return subprocess.run(["unshare", *kinds, "true"], capture_output=True, check=False).returncode == 0
+
+
+as_root_of_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or not may_make_namespaces(), reason="needs root who may make namespaces"
+)
