@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,35 @@ def test_what_somebody_else_has_put_beside_a_program_does_not_show(tmp_path: Pat
         (tmp_path / name).touch()
     os.chown(tmp_path / "theirs.py", 12_345, -1)
     assert {path.name for path in code_beside(tmp_path / "server.py")} == {"server.py", "own.py"}
+
+
+@pytest.fixture
+def for_somebody() -> Generator[Path]:
+    """A folder that everybody may read, while this process is not root."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        own = os.geteuid()
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(own)
+
+
+@pytest.mark.parametrize("suffix", [".py", ".js"])
+def test_what_cannot_be_looked_into_beside_a_program_hides_nothing_else(suffix: str, for_somebody: Path) -> None:
+    for name in ("server", "own"):
+        (for_somebody / f"{name}{suffix}").touch()
+    (for_somebody / "closed").mkdir(mode=0)
+    (for_somebody / f"behind{suffix}").symlink_to(for_somebody / "closed" / "x")
+    (for_somebody / "node_modules").symlink_to("gone")
+    if os.geteuid() == 0:
+        os.seteuid(12_345)
+    assert {path.stem for path in code_beside(for_somebody / f"server{suffix}")} == {"server", "own"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_somebody_elses_link_to_the_owners_code_does_not_show(tmp_path: Path) -> None:
+    (tmp_path / "server.py").touch()
+    (tmp_path / "theirs.py").symlink_to(__file__)
+    os.lchown(tmp_path / "theirs.py", 12_345, -1)
+    assert list(code_beside(tmp_path / "server.py")) == [tmp_path / "server.py"]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["SHARED", "code_beside", "is_crowded"]
+__all__ = ["SHARED", "code_beside", "is_crowded", "python_in"]
 
 _HOMES = (Path("/home"), Path("/Users"))
 SHARED = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))  # noqa: S108 not used, but recognised
@@ -35,17 +35,32 @@ def code_beside(program: Path) -> Iterator[Path]:
         OSError: It or the folder cannot be read.
     """
     yield program
-    kinds = _NODE if program.suffix in _NODE else {program.suffix} - {""}
+    kinds = _NODE if program.suffix in _NODE else frozenset({program.suffix} - {""})
     owner = program.stat().st_uid
-    for path in sorted(program.parent.iterdir()):
-        candidate = path != program and not path.name.startswith(".")
-        if candidate and _is_code(path, kinds) and path.stat().st_uid == owner:
+    for path in _code_in(program.parent, kinds):
+        if path != program and path.lstat().st_uid == owner:  # whose the link is: anybody's could lead to the owner's
             yield path
 
 
-def _is_code(path: Path, kinds: frozenset[str] | set[str]) -> bool:
-    if path.is_file():
-        return path.suffix in kinds or (path.name == "package.json" and kinds == _NODE)
-    if kinds == _NODE:
-        return path.name == "node_modules"
-    return ".py" in kinds and (path / "__init__.py").is_file()
+def python_in(folder: Path) -> Iterator[Path]:
+    """Return the Python modules and packages that lie directly in a crowded folder.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return _code_in(folder, frozenset({".py"}))
+
+
+def _code_in(folder: Path, kinds: frozenset[str]) -> Iterator[Path]:
+    return (path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and _is_code(path, kinds))
+
+
+def _is_code(path: Path, kinds: frozenset[str]) -> bool:
+    try:
+        if path.is_file():
+            return path.suffix in kinds or (path.name == "package.json" and kinds == _NODE)
+        if kinds == _NODE:
+            return path.name == "node_modules" and path.is_dir()
+        return ".py" in kinds and (path / "__init__.py").is_file()
+    except OSError:  # it is, or leads to, a folder that this user may not look into
+        return False

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from headstart.backends.contract import Mount, MountMode
-from headstart.config.homes import SHARED, code_beside, is_crowded
+from headstart.config.homes import SHARED, code_beside, is_crowded, python_in
 from headstart.config.model import ServerSettings
 from headstart.config.named import relative_paths
 from headstart.errors import ServerUnavailable
@@ -211,7 +211,7 @@ class _Seen:
         for site in venv.glob("lib/python3*/site-packages"):
             self._stamp(site)
             for source in _editable_sources(site):
-                self._add_prefix(source)
+                self._sources(source)
         for python in (venv / "bin" / "python", venv / "bin" / "python3"):
             for hop in _links(python):
                 self._prefix(hop, venv)
@@ -232,6 +232,10 @@ class _Seen:
                     self.add(path)
         else:
             self.add(prefix)
+
+    def _sources(self, folder: Path) -> None:
+        for path in python_in(folder) if is_crowded(folder, self._home) else (folder,):
+            self.add(path)
 
     def _node_modules(self, path: Path) -> bool:
         names = path.parts
