@@ -42,7 +42,8 @@ class HeadstartError(Exception):
 
     Attributes:
         hint: What the reader can do about it, or None.
-        detail: What a server wrote last, "" for nothing: it may hold secrets and other sessions' data.
+        detail: What a server wrote last, or that it wrote nothing; "" where that is not the matter. It may hold
+            secrets and other sessions' data.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, detail: str = "") -> None:

@@ -121,3 +121,11 @@ def test_servers_without_a_network_are_named_with_the_cure(capsys: pytest.Captur
 
 def test_memory_is_told_with_the_part_that_is_set_aside_for_zygotes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "33 MB of 3,000 MB in use; 1,000 MB more are set aside for zygotes" in printed(capsys, told())
+
+
+def test_more_starts_than_there_are_slots_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told()
+    assert "0 now (at most 2 at once), 0 more are waiting" in printed(capsys, found)
+    found["pool"]["starting"] = 3
+    text = " ".join(printed(capsys, found).split())
+    assert "3 now (at most 2 at once, besides guesses and what takes too long), 0 more are waiting" in text

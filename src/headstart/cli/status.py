@@ -63,10 +63,9 @@ def _service(found: Json) -> Iterator[tuple[str, str]]:
     yield "memory", f"{_mb(pool['used_bytes'])} of {_mb(pool['memory_bytes'])} in use{aside}"
     for told in pool["too_large"]:
         yield "too large", told
-    yield (
-        "starting",
-        f"{pool['starting']} now (at most {pool['starts_at_once']} at once), {pool['queued']} more are waiting",
-    )
+    besides = ", besides guesses and what takes too long" if pool["starting"] > pool["starts_at_once"] else ""
+    at_once = f"at most {pool['starts_at_once']} at once{besides}"
+    yield "starting", f"{pool['starting']} now ({at_once}), {pool['queued']} more are waiting"
     yield "wasted", f"{waste['wasted_cpu_s']:.1f} CPU-seconds so far, on guesses that nobody came for"
     open_guesses = _count(waste["open_bets"], "guess")
     held = f" with {_mb(waste['reserved_memory_bytes'])} and {waste['reserved_cpu_s']:.2f} CPU-seconds set aside"
