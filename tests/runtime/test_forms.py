@@ -207,6 +207,27 @@ async def test_of_two_servers_with_one_launch_spec_each_starts_from_what_its_own
     assert started.value == "cold"
 
 
+@pytest.mark.parametrize("at_once", [1, 2], ids=["one after the other", "at once"])
+async def test_two_servers_with_one_launch_spec_are_tried_once_and_have_one_zygote(
+    open_service: OpenService, checker: Callable[[CheckedForm], Checker], tmp_path: Path, at_once: int
+) -> None:
+    asked = checker(zygote())
+    one = scripted("notes", tmp_path)
+    other = replace(one, name=ResourceId("other"))
+    pool = PoolSettings(mode=PoolMode.ON_DEMAND, starts_at_once=at_once)
+    async with (
+        FakeBackend(programs={"mcp-notes": SCRIPT.program}, zygotes=True) as backend,
+        open_service(one, other, pool=pool, backend=backend) as service,
+    ):
+        for server in (one, other):
+            await service.catalogue(server.name, scope())
+        with anyio.fail_after(5):
+            await service.wait_prepared()
+        found = await service.statistics()
+    assert [(each.form, each.reason) for each in found.servers] == [(PrepareForm.ZYGOTE, "forks")] * 2
+    assert len(asked.checked) == len(found.zygotes) == 1
+
+
 async def test_zygotes_hold_no_more_than_their_share_of_the_budget(
     scene: OpenScene, checker: Callable[[CheckedForm], Checker]
 ) -> None:

@@ -269,16 +269,21 @@ async def test_a_thousand_sessions_that_are_abandoned_leave_nothing(open_service
     assert (found.sessions, len(found.sandboxes)) == (0, 0)
 
 
-async def test_what_a_model_begins_to_call_is_warm_before_it_calls(open_service: OpenService, tmp_path: Path) -> None:
+@pytest.mark.parametrize("learned", ["notes", "twin"])
+async def test_what_a_model_begins_to_call_is_warm_before_it_calls(
+    open_service: OpenService, tmp_path: Path, learned: str
+) -> None:
+    notes = scripted("notes", tmp_path)
+    twin = replace(notes, name=ResourceId("twin"))
     script = ScriptedServer(tools=(ScriptedTool(name="read"),))
     generation = GenerationId("gen_1")
     clock = SystemClock()
     pool = PoolSettings(mode=PoolMode.PREDICTIVE, zygotes=False)
     async with (
         FakeBackend(programs={"mcp-notes": script.program}) as backend,
-        open_service(scripted("notes", tmp_path), backend=backend, pool=pool) as service,
+        open_service(notes, twin, backend=backend, pool=pool) as service,
     ):
-        await service.catalogue(NOTES, scope())
+        await service.catalogue(ResourceId(learned), scope())
         service.open_session(scope())
         started = GenerationStarted(
             at_s=clock.monotonic_s(), generation=generation, principal=LOCAL_PRINCIPAL, session=scope().session

@@ -22,7 +22,7 @@ from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Sessions
 from headstart.runtime.store import Estimate, Known, Store
 
-__all__ = ["Catalogues"]
+__all__ = ["Catalogues", "named"]
 
 _LISTS = {
     "tools": "notifications/tools/list_changed",
@@ -61,7 +61,7 @@ class Catalogues:
             known = self._store.known(scope.principal, self._servers.key(server, scope))
         except ServerUnavailable:
             return None  # its command is gone; whoever starts it is told so
-        return None if known is None else _named(known, server)
+        return None if known is None else replace(known, catalogue=named(known.catalogue, server))
 
     def stateless(self, server: ResourceId, scope: SessionScope) -> bool:
         """Tell whether a server spoke the stateless protocol when it was last met."""
@@ -101,20 +101,14 @@ class Catalogues:
                     self._forms.consider(principal, server)
 
     def learned(self, principal: PrincipalId, server: ResourceId, key: str, known: Known) -> None:
-        """Keep what was learned."""
+        """Keep what was learned, for all servers with this one's launch spec."""
         before = self._store.known(principal, key)
         self._store.learn(principal, key, known)
-        self._register(principal, server, known)
-        self._forms.consider(principal, server)
-        if before is not None:
-            self._tell_changes(principal, server, before.catalogue, known.catalogue)
-
-    def learned_for(self, principal: PrincipalId, server: ResourceId, key: str, known: Known) -> Catalogue:
-        """Take what was learned for a server, maybe of another one with the same launch spec; returns its lists."""
-        if known.catalogue.server != server:
-            known = _named(known, server)
-            self.learned(principal, server, key, known)
-        return known.catalogue
+        for each in self._servers.alike(server):
+            self._register(principal, each, known)
+            self._forms.consider(principal, each)
+            if before is not None:
+                self._tell_changes(principal, each, before.catalogue, known.catalogue)
 
     def fresh(self, principal: PrincipalId, server: ResourceId, lists: Lists) -> None:
         """Compare what a fresh sandbox says with what is known."""
@@ -150,8 +144,6 @@ class Catalogues:
                 session.tell(server, method, None)
 
 
-def _named(known: Known, server: ResourceId) -> Known:
-    """Servers that share a launch spec are learned once, under the name of one of them."""
-    if known.catalogue.server == server:
-        return known
-    return replace(known, catalogue=replace(known.catalogue, server=server))
+def named(catalogue: Catalogue, server: ResourceId) -> Catalogue:
+    """Return the lists of a server, maybe learned of another one that has the same launch spec, under its own name."""
+    return catalogue if catalogue.server == server else replace(catalogue, server=server)

@@ -70,7 +70,7 @@ class Forms:
     def __init__(self, parts: FormParts) -> None:
         self._parts = parts
         self._send, self._waiting = anyio.create_memory_object_stream[tuple[PrincipalId, ResourceId]](MAX_WAITING)
-        self._deciding: dict[tuple[PrincipalId, ResourceId], anyio.Lock] = {}
+        self._deciding: dict[PreparationKey, anyio.Lock] = {}
         self._checking = anyio.Lock()
         self._counting = anyio.Lock()
         self._failures: dict[tuple[PrincipalId, ResourceId], int] = {}
@@ -228,14 +228,18 @@ class Forms:
     async def decide(self, principal: PrincipalId, server: ResourceId) -> FormChoice:
         """Choose, unless it is chosen; make the zygote, unless it stands ready."""
         settings = self._parts.servers.get(server)
-        async with self._deciding.setdefault((principal, server), anyio.Lock()):
-            refusal = self._refusal(settings)
-            if refusal is not None:
-                choice = FormChoice(form=PrepareForm.COLD, reason=refusal)
-            elif self.zygote(principal, server) is not None:
-                return self._told[principal, server]
-            else:
-                choice = await self._choose(principal, settings)
+        refusal = self._refusal(settings)
+        if refusal is not None:
+            choice = FormChoice(form=PrepareForm.COLD, reason=refusal)
+            self._tell(principal, server, choice)
+            return choice
+        spec = await anyio.to_thread.run_sync(self._parts.servers.spec, server)
+        key = _key(principal, spec)
+        async with self._deciding.setdefault(key, anyio.Lock()):
+            told = self._told.get((principal, server))
+            if told is not None and told.form is PrepareForm.ZYGOTE and self._parts.preparations.ready(key) is not None:
+                return told
+            choice = await self._choose(principal, settings, spec)
             self._tell(principal, server, choice)
             return choice
 
@@ -250,8 +254,7 @@ class Forms:
             return f"the {self._parts.backend.name} backend cannot fork processes here"
         return None
 
-    async def _choose(self, principal: PrincipalId, settings: ServerSettings) -> FormChoice:
-        spec = await anyio.to_thread.run_sync(self._parts.servers.spec, settings.name)
+    async def _choose(self, principal: PrincipalId, settings: ServerSettings, spec: LaunchSpec) -> FormChoice:
         checked = await self._remembered(principal, spec) or await self._check(principal, settings, spec)
         choice = checked.stored()
         if checked.form is PrepareForm.COLD:

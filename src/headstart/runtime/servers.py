@@ -88,6 +88,20 @@ class ConfiguredServers:
             return f"{remote_digest(server)}/{scope.credentials}" if scope.credentials else remote_digest(server)
         return self.spec(name).digest
 
+    def alike(self, name: ResourceId) -> tuple[ResourceId, ...]:
+        """Return the servers with this one's launch spec, itself among them."""
+        digest = self._digest(name)
+        others = (each for each in self._servers if each != name and digest is not None)
+        return (name, *(each for each in others if self._digest(each) == digest))
+
+    def _digest(self, name: ResourceId) -> str | None:
+        """Return the digest of a launch spec, None if what it starts has not been found (yet)."""
+        server = self.get(name)
+        if server.remote:
+            return remote_digest(server)
+        spec = self._specs.get(name)
+        return None if spec is None else spec.digest
+
     # ------------------------------------------------------------ effects
 
     def effect(self, name: ResourceId, method: str, params: JsonObject | None, known: Known | None) -> Effect:

@@ -40,7 +40,7 @@ from headstart.core.stream import GenerationStarted, ModelEvent
 from headstart.errors import BackendError, CatalogueUnavailable, HeadstartError, ServerUnavailable
 from headstart.ids import LOCAL_PRINCIPAL, IdSource, PrincipalId, ResourceId, SessionId
 from headstart.runtime.calls import CallPaths, Calls
-from headstart.runtime.catalogues import Catalogues
+from headstart.runtime.catalogues import Catalogues, named
 from headstart.runtime.contract import (
     Catalogue,
     ClientChannel,
@@ -291,7 +291,7 @@ class Service:
             return found
 
         found = await self._learner.learn((scope.principal, key), server, work, progress)
-        return self._catalogues.learned_for(scope.principal, server, key, found)
+        return named(found.catalogue, server)
 
     async def _learn(self, server: ResourceId, scope: SessionScope) -> Known:
         if self._servers.get(server).remote:
