@@ -143,15 +143,17 @@ async def test_all_that_import_a_drawing_module_are_named_with_it(tmp_path: Path
         "ours/first.py": "from ours.ids import OWN",
         "ours/second.py": "from . import ids",
         "ours/third.py": "from .second import ids",
+        "ours/fourth.py": "del __package__; from . import third",
         "ours/apart.py": "import json",
         "theirs/__init__.py": "import ours.ids",
         "theirs/part.py": "",
     }.items():
         script_in(tmp_path, source, name)
-    names = ["ours.first", "ours.second", "ours.third", "ours.apart", "theirs", "theirs.part"]
+    names = ["ours.first", "ours.second", "ours.third", "ours.fourth", "ours.apart", "theirs", "theirs.part"]
     report = await audit(tmp_path, "", *names)
     assert report.draws == {"ours.ids": "random bytes"}
-    assert report.drawing == {"ours.ids", "ours.first", "ours.second", "ours.third", "theirs"}
+    assert report.failed == {}
+    assert report.drawing == {"ours.ids", "ours.first", "ours.second", "ours.third", "ours.fourth", "theirs"}
 
 
 async def test_the_import_statement_and_the_generators_are_plain_again_after_the_watch(tmp_path: Path) -> None:

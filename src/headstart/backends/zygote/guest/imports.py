@@ -8,7 +8,6 @@ is watched. What is imported without one (`importlib.import_module`) is not seen
 from __future__ import annotations
 
 import builtins
-import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,7 +40,7 @@ class Imports:
     ) -> Any:
         module = self._plain(name, globals, locals, fromlist, level)
         if globals and "__name__" in globals:
-            found = importlib.util.resolve_name("." * level + name, globals.get("__package__")) if level else name
+            found = module.__name__ if level else name  # of a relative import, what was imported from
             needed = self._needed.setdefault(globals["__name__"], set())
             needed.update((found, *(f"{found}.{item}" for item in fromlist or ())))
         self._arrived()
