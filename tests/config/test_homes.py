@@ -33,6 +33,12 @@ def test_homes_and_scratch_folders_are_known_by_where_they_are(folder: str) -> N
     assert is_crowded(Path(folder), Path("/nonexistent"))
 
 
+def test_links_in_a_circle_are_no_home(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    assert not is_crowded(tmp_path / "one")
+
+
 FOLDER = (
     ".hidden.py", ".netrc", "data.json", "helpers.py", "notes.txt", "package.json", "server.py", "server.js", "util.mjs",
     "package/__init__.py", "photos/one.jpg", "node_modules/x/index.js",

@@ -180,6 +180,25 @@ default = "http://127.0.0.1:8000/v1/"
     assert settings.upstreams[0].base_url == "http://127.0.0.1:8000/v1"
 
 
+def test_a_file_a_folder_and_a_mount_may_be_given_from_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    mcp_file(tmp_path / "home", '{"mcpServers": {"git": {"command": "x", "cwd": "~/code"}}}')
+    (git,) = load(tmp_path, 'mcp = "~/mcp.json"\n[servers.git]\nmounts = ["~/repo"]\n').servers
+    assert git.cwd == tmp_path / "home" / "code"
+    assert [mount.path for mount in git.mounts] == [tmp_path / "home" / "repo"]
+
+
+def test_the_home_of_nobody_who_is_known_is_a_name_like_any_other(tmp_path: Path) -> None:
+    assert "no such file" in complaint(tmp_path, 'mcp = "~nobody-at-all/mcp.json"').lower()
+    mcp_file(tmp_path, '{"mcpServers": {"git": {"command": "x", "cwd": "~nobody-at-all"}}}')
+    (git,) = load(tmp_path, 'mcp = "mcp.json"\n[servers.git]\nmounts = ["~nobody-at-all/x"]\n').servers
+    assert git.cwd == tmp_path / "~nobody-at-all"
+    assert [mount.path for mount in git.mounts] == [tmp_path / "~nobody-at-all" / "x"]
+
+
 def test_off_loopback_is_fine_with_a_key(tmp_path: Path) -> None:
     settings = load(tmp_path, "[service]\nhost = '0.0.0.0'\nkeys = ['0123456789abcdef0123456789abcdef']")
     assert settings.service.host == "0.0.0.0"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headstart.config.model import ServerSettings
-from headstart.config.named import named_paths, relative_paths
+from headstart.config.named import named_paths, named_script, relative_paths
 from headstart.ids import ResourceId
 
 
@@ -32,7 +32,8 @@ def test_a_relative_path_is_relative_to_the_folder_of_the_file(tmp_path: Path, w
 
 
 def test_words_and_flags_are_no_paths(tmp_path: Path) -> None:
-    assert list(named_paths(server(tmp_path, "run", "--db-path", "gpt-4.1", "", "-y"))) == []
+    assert list(named_paths(server(tmp_path, "run", "--db-path", "gpt-4.1", "", "-y", "--like=~draft", PIN="~7"))) == []
+    assert named_script(server(tmp_path, "~draft.py")) is None
 
 
 def test_a_bare_word_in_the_environment_is_no_path_even_if_something_is_called_so(tmp_path: Path) -> None:

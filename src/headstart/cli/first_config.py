@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headstart.cli.terminal import say
 from headstart.config.model import ServerSettings
+from headstart.config.named import expanded
 from headstart.config.suggest import suggest_mounts, suggest_network
 from headstart.errors import ConfigError
 
@@ -56,7 +57,7 @@ def _tell_missing(source: Path, servers: Sequence[ServerSettings], *, unused: Se
 
 def _missing_source(source: Path, named: str | list[str]) -> list[str]:
     files = [named] if isinstance(named, str) else list(named)
-    if source.resolve() in {Path(file).expanduser().resolve() for file in files}:
+    if source.resolve() in {expanded(file).resolve() for file in files}:
         return []
     told = "# at the top, in place of mcp = …" if files else "# at the top"
     return ["", told, f"mcp = [{', '.join(map(_text, [*files, source]))}]" if files else f"mcp = {_text(source)}"]

@@ -22,7 +22,7 @@ _NODE = frozenset({".cjs", ".js", ".mjs", ".ts"})
 
 def is_crowded(folder: Path, home: Path | None = None) -> bool:
     """Whether a folder is a home, holds one, or is everybody's; `home` is the service's own."""
-    real, own = folder.resolve(), (home or Path.home()).resolve()
+    real, own = (Path(os.path.realpath(each)) for each in (folder, home or Path.home()))  # also of links in a circle
     if own.is_relative_to(real) or real in (*_HOMES, *SHARED) or real.parent in _HOMES:
         return True
     return any(os.path.lexists(real / mark) for mark in _MARKS)

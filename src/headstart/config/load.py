@@ -39,6 +39,7 @@ from headstart.config.model import (
     Upstream,
     WarmupCall,
 )
+from headstart.config.named import expanded
 from headstart.config.problems import (
     broken_json,
     broken_toml,
@@ -81,7 +82,7 @@ def load_settings(
     file, text = _read_headstart_file(config) if config else (HeadstartFile(), "")
     base = config.absolute().parent if config else Path.cwd()
     named = [file.mcp] if isinstance(file.mcp, str) else file.mcp
-    sources = [(base / name).expanduser() for name in named] + list(mcp_files)
+    sources = [base / expanded(name) for name in named] + list(mcp_files)
     servers: dict[str, ServerSettings] = {}
     for source in dict.fromkeys(path.resolve() for path in sources):
         for server in read_mcp_file(source, variables=variables):
@@ -189,7 +190,7 @@ def _server(name: str, raw: object, document: _McpDocument) -> ServerSettings:
         command=None if entry.command is None else document.expand(entry.command, name, "command"),
         args=tuple(document.expand(arg, name, "args", i) for i, arg in enumerate(entry.args)),
         env={key: document.expand(value, name, "env", key) for key, value in entry.env.items()},
-        cwd=document.folder / Path(document.expand(entry.cwd, name, "cwd")).expanduser() if entry.cwd else None,
+        cwd=document.folder / expanded(document.expand(entry.cwd, name, "cwd")) if entry.cwd else None,
         folder=document.folder,
         url=None if entry.url is None else document.expand(entry.url, name, "url"),
         headers={key: document.expand(value, name, "headers", key) for key, value in entry.headers.items()},
@@ -228,7 +229,7 @@ def _with_options(
 
 def _mount(mount: MountOption | str, *, base: Path, where: str, key: str) -> MountSetting:
     option = MountOption(path=mount) if isinstance(mount, str) else mount
-    given = Path(option.path).expanduser()
+    given = expanded(option.path)
     target = Path(option.target) if option.target else None
     if target is not None and not target.is_absolute():
         raise ConfigError(

@@ -12,11 +12,19 @@ from pathlib import Path
 
 from headstart.config.model import ServerSettings
 
-__all__ = ["DATABASES", "SCRIPTS", "named_paths", "named_script", "relative_paths"]
+__all__ = ["DATABASES", "SCRIPTS", "expanded", "named_paths", "named_script", "relative_paths"]
 
 DATABASES = frozenset({".db", ".db3", ".duckdb", ".s3db", ".sqlite", ".sqlite3"})
 SCRIPTS = frozenset({".cjs", ".js", ".mjs", ".pl", ".py", ".rb", ".sh", ".ts"})
 _SEPARATORS = re.compile("[=:,]")
+
+
+def expanded(piece: str) -> Path:
+    """Expand a `~` at the beginning; what only looks like somebody's home, a pattern say, stays as it is."""
+    try:
+        return Path(piece).expanduser()
+    except RuntimeError:
+        return Path(piece)
 
 
 def named_paths(server: ServerSettings) -> Iterator[Path]:
@@ -25,7 +33,7 @@ def named_paths(server: ServerSettings) -> Iterator[Path]:
     The script is left out: it is the program itself.
     """
     for piece, relative in _pieces(server, without=_script(server)):
-        path = Path(piece).expanduser()
+        path = expanded(piece)
         if path.is_absolute():
             yield path
         elif relative is not None:
@@ -35,7 +43,7 @@ def named_paths(server: ServerSettings) -> Iterator[Path]:
 def named_script(server: ServerSettings) -> Path | None:
     """Return the script that the launch spec names, absolute; None if it names none that is there."""
     script = _script(server)
-    path = Path(os.path.normpath((server.base or Path("/")) / Path(script).expanduser()))
+    path = Path(os.path.normpath((server.base or Path("/")) / expanded(script)))
     return path if script and path.is_file() else None
 
 
