@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from headstart.cli.state import only_one
+from headstart.errors import ConfigError
 
 Damage = Callable[[Path], Path]
 
@@ -118,6 +124,17 @@ def test_a_command_that_meets_it_tells_it(command: tuple[str, ...], damage: Dama
     path = damage(place / "state")
     expect_one_line(headstart(place, *command), path)
     assert (place / "theirs").read_text() == "not ours"
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(ConfigError, match="No locks available") as caught, only_one(tmp_path):
+        pytest.fail("it was held")
+    assert str(tmp_path) in str(caught.value)
+    assert "--state-dir" in (caught.value.hint or "")
 
 
 def test_init_tells_it(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def only_one(state_dir: Path) -> Generator[None]:
     except BlockingIOError as exc:
         hint = "headstart stop ends it; --state-dir gives this command a state of its own"
         raise StateInUse("a service is running on this state directory", where=str(state_dir), hint=hint) from exc
+    except OSError as exc:  # a network's file system may have no locks
+        raise unusable(state_dir, exc) from exc
     else:
         yield
     finally:
