@@ -12,7 +12,8 @@ from headstart.core.events import PrepareForm
 from headstart.errors import ConfigError
 from headstart.ids import LOCAL_PRINCIPAL, PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import Catalogue, RememberedClient, SessionMemory
-from headstart.runtime.store import FILE_NAME, TRACES_KEPT, Estimate, FormChoice, Known, Store, open_store
+from headstart.runtime.database import FILE_NAME
+from headstart.runtime.store import TRACES_KEPT, Estimate, FormChoice, Known, Store, open_store
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,11 @@ import anyio.to_thread
 from headstart.clock import Clock
 from headstart.errors import HeadstartError
 from headstart.ids import PrincipalId, SessionId
+from headstart.runtime.database import FILE_NAME
 from headstart.runtime.journal import erase_parts
 from headstart.runtime.recovery import cut_off
 from headstart.runtime.state_files import unusable
-from headstart.runtime.store import FILE_NAME, Forgotten, newest_traces, nothing_known, open_store
+from headstart.runtime.store import Forgotten, newest_traces, nothing_known, open_store
 from headstart.runtime.trace_record import Trace, decode_trace
 from headstart.runtime.traces import LAST
 

@@ -5,22 +5,20 @@ loop; every change goes through one queue to one writer, in batches, in a thread
 tables are bounded by what they are about (servers in the config, sessions in the cap,
 traces by `TRACES_KEPT`).
 
-A file that SQLite cannot read is moved aside, said so once, and a new one is begun: it
-holds nothing that cannot be learned again. One that cannot be opened *now* (its disk is full,
-somebody else holds it locked) stays where it is, and the service does not begin.
+How the file is opened, and what becomes of one that cannot be read, is in `database.py`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,49 +27,21 @@ import anyio.to_thread
 
 from headstart.clock import Clock
 from headstart.core.events import PrepareForm
-from headstart.errors import ConfigError, HeadstartError
+from headstart.errors import HeadstartError
 from headstart.ids import PrincipalId, ResourceId, SessionId
 from headstart.runtime.contract import Catalogue, RememberedClient
-from headstart.runtime.state_files import unusable
+from headstart.runtime.database import all_moved_aside, may_pass, open_database
 from headstart.runtime.tasks import open_tasks
 
 __all__ = ["Estimate", "Forgotten", "FormChoice", "Known", "Store", "newest_traces", "nothing_known", "open_store"]
 
-SCHEMA_VERSION = 2
-FILE_NAME = "state.sqlite"
 TRACES_KEPT = 200
 MAX_QUEUED = 10_000
 HELD_SAVED_EVERY_S = 60.0
 """How exactly it is known when a session last used a sandbox that holds state of its own."""
 
-_SCHEMA = """
-CREATE TABLE catalogues (principal TEXT, key TEXT, server TEXT NOT NULL, catalogue TEXT NOT NULL,
-    start_s REAL, cpu_s REAL, memory_bytes INTEGER, learned_wall_s REAL NOT NULL, PRIMARY KEY (principal, key));
-CREATE TABLE forms (principal TEXT, key TEXT, form TEXT NOT NULL, choice TEXT NOT NULL, PRIMARY KEY (principal, key));
-CREATE TABLE clients (id TEXT PRIMARY KEY, session TEXT NOT NULL, principal TEXT NOT NULL, server TEXT,
-    protocol_version TEXT NOT NULL, client_params TEXT NOT NULL, seen_wall_s REAL NOT NULL);
-CREATE TABLE held_state (session TEXT, server TEXT, principal TEXT NOT NULL, PRIMARY KEY (session, server));
-CREATE TABLE learned (principal TEXT PRIMARY KEY, data TEXT NOT NULL);
-CREATE TABLE traces (number INTEGER PRIMARY KEY, session TEXT NOT NULL, principal TEXT NOT NULL,
-    ended_wall_s REAL NOT NULL, trace TEXT NOT NULL);
-CREATE INDEX traces_by_session ON traces (session);
-"""
 _LEARNED = ("catalogues", "forms", "learned", "traces")
 """What `forget` erases; live sessions are no learned data."""
-_UNREADABLE = ".unreadable-"
-
-_PASSING = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_NOMEM,
-    }
-)
-"""What may be over at the next try; anything else is the statement's own fault."""
 
 _log = logging.getLogger(__name__)
 _Statement = tuple[str, tuple[object, ...]]
@@ -128,7 +98,7 @@ class _Held:
 class Store:
     """The service's memory. Implements `SessionMemory`."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, clock: Clock, *, moved_aside: Path | None) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, *, clock: Clock, moved_aside: Path | None) -> None:
         self._connection = connection
         self._path = path
         self._guard = threading.Lock()
@@ -313,7 +283,7 @@ class Store:
                     for table in _LEARNED
                 }
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still had it
-        unreadable = list(self._path.parent.glob(f"{self._path.name}{_UNREADABLE}*"))
+        unreadable = all_moved_aside(self._path)
         for file in unreadable:
             file.unlink(missing_ok=True)
         return {**erased, "unreadable": len(unreadable)}
@@ -367,7 +337,7 @@ class Store:
         try:
             self._connection.execute(statement, values)
         except sqlite3.OperationalError as exc:
-            if _code(exc) in _PASSING:
+            if may_pass(exc):
                 raise
             self.failed_writes += 1
             _log.exception("a change cannot be written; it is right in memory and will be learned again")
@@ -429,7 +399,7 @@ async def open_store(folder: Path, clock: Clock) -> AsyncGenerator[Store]:
     Raises:
         ConfigError: The folder or the file cannot be used, or the file is from a newer version.
     """
-    store = await anyio.to_thread.run_sync(_open, folder, clock)
+    store = await anyio.to_thread.run_sync(open_database, folder, clock, partial(Store, clock=clock))
     try:
         async with open_tasks() as tasks:
             tasks.start_soon(store.run, name="store")
@@ -440,91 +410,6 @@ async def open_store(folder: Path, clock: Clock) -> AsyncGenerator[Store]:
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(_close, store)
-
-
-def _open(folder: Path, clock: Clock) -> Store:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        return _open_file(folder / FILE_NAME, clock)
-    except OSError as exc:
-        raise unusable(folder, exc) from exc
-
-
-def _open_file(path: Path, clock: Clock) -> Store:
-    try:
-        return _connected(path, clock, moved_aside=None)
-    except sqlite3.DatabaseError as exc:
-        if _code(exc) in _PASSING:
-            hint = "is its disk full or read-only, or does another program hold it open?"
-            raise ConfigError(f"cannot be opened: {exc}", where=str(path), hint=hint) from exc
-        aside = _move_aside(path, clock)
-        _log.error(
-            "%s cannot be read (%s); it was moved to %s and a new one is begun. "
-            "hint: servers are learned again at their next use; nothing needs to be done",
-            path,
-            exc,
-            aside,
-        )
-        return _connected(path, clock, moved_aside=aside)
-
-
-def _code(exc: sqlite3.Error) -> int:
-    """Return SQLite's primary result code; 0 for what Python's module found wrong by itself."""
-    return getattr(exc, "sqlite_errorcode", 0) & 0xFF
-
-
-def _connected(path: Path, clock: Clock, *, moved_aside: Path | None) -> Store:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        os.fchmod(handle, 0o600)
-    finally:
-        os.close(handle)
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level="DEFERRED", timeout=10)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten, not only unlinked
-        _migrate(connection, path)
-        return Store(connection, path, clock, moved_aside=moved_aside)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    version = cast("int", connection.execute("PRAGMA user_version").fetchone()[0])
-    if version > SCHEMA_VERSION:
-        raise ConfigError(
-            f"was written by a newer headstart (schema {version}, this one knows {SCHEMA_VERSION})",
-            where=str(path),
-            hint="use that version, or move the file away",
-        )
-    for step in _MIGRATIONS[version:]:
-        step(connection)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    connection.commit()
-
-
-def _begin(connection: sqlite3.Connection) -> None:
-    connection.executescript(_SCHEMA)
-
-
-def _date_held_state(connection: sqlite3.Connection) -> None:
-    connection.execute("ALTER TABLE held_state ADD COLUMN seen_wall_s REAL NOT NULL DEFAULT 0")
-    connection.execute("UPDATE held_state SET seen_wall_s = CAST(strftime('%s', 'now') AS REAL)")
-
-
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_begin, _date_held_state)
-"""What brings schema n to n + 1, in order."""
-
-
-def _move_aside(path: Path, clock: Clock) -> Path:
-    aside = path.with_name(f"{path.name}{_UNREADABLE}{int(clock.wall_s())}")
-    path.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    return aside
 
 
 def _close(store: Store) -> None:
