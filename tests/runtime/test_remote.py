@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,10 +14,13 @@ from anyio.abc import TaskStatus
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
 
+from headstart.clock import SystemClock
 from headstart.config.model import ServerSettings
 from headstart.errors import CatalogueUnavailable, SandboxLost, ServerUnavailable, UnauthorizedUpstream
 from headstart.ids import ResourceId
 from headstart.runtime.contract import JsonObject
+from headstart.runtime.remote import RemoteConnection, SessionForgotten
+from headstart.runtime.rpc import Nobody
 from headstart.runtime.service import Service
 
 from .conftest import OpenService, RecordingChannel, call, scope, text_of
@@ -92,19 +95,54 @@ async def named_after_its_client(scope: Any, receive: Any, send: Any) -> None:
         return
     request = json.loads((await receive())["body"])
     who = dict(scope["headers"]).get(b"authorization", b"Bearer nobody").decode().removeprefix("Bearer ")
+    if "id" in request:
+        await _answer(send, request, tools=[{"name": f"for_{who}", "inputSchema": {"type": "object"}}])
+    else:
+        await _refuse(send, 202, [])
+
+
+class ForgetsMeanwhile:
+    """An app whose call `long` fails by itself after its call `gone` was told that its session is not known."""
+
+    def __init__(self) -> None:
+        self.long_began = anyio.Event()
+        self._refused = anyio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        if scope["method"] != "POST":
+            await _refuse(send, 405, [])
+            return
+        request = json.loads((await receive())["body"])
+        tool = request.get("params", {}).get("name")
+        if tool == "gone":
+            await _refuse(send, 404, [])
+            self._refused.set()
+        elif tool == "long":
+            headers = [(b"content-type", b"text/event-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b": began\n\n", "more_body": True})
+            self.long_began.set()
+            await self._refused.wait()
+            error = {"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32000, "message": "ran, and failed"}}
+            await send({"type": "http.response.body", "body": f"data: {json.dumps(error)}\n\n".encode()})
+        elif "id" in request:
+            await _answer(send, request)
+        else:
+            await _refuse(send, 202, [])
+
+
+async def _answer(send: Any, request: JsonObject, *, tools: Sequence[JsonObject] = ()) -> None:
     results: dict[str, JsonObject] = {
         "initialize": {
             "protocolVersion": "2025-11-25",
             "capabilities": {"tools": {}},
-            "serverInfo": {"name": "named", "version": "1"},
+            "serverInfo": {"name": "far", "version": "1"},
         },
-        "tools/list": {"tools": [{"name": f"for_{who}", "inputSchema": {"type": "object"}}]},
+        "tools/list": {"tools": list(tools)},
     }
-    if "id" not in request:
-        await _refuse(send, 202, [])
-        return
     body = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": results[request["method"]]}).encode()
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), (b"mcp-session-id", b"one")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -247,6 +285,30 @@ async def test_a_session_that_the_server_has_forgotten_is_told_once_and_begun_ag
             with pytest.raises(SandboxLost, match="far: the remote server has ended this session"):
                 await ask(service)
             assert text_of(await ask(service)) == count
+
+
+async def test_a_forgotten_session_is_the_answer_to_the_call_that_met_it_and_to_no_other() -> None:
+    app = ForgetsMeanwhile()
+    errors: dict[str, MCPError] = {}
+
+    async def calling(tool: str) -> None:
+        with pytest.raises(MCPError) as caught:
+            await connection.request("tools/call", {"name": tool}, None)
+        errors[tool] = caught.value
+
+    async with remote(app) as (url, _), anyio.create_task_group() as tasks:
+        connection = RemoteConnection(settings(url), headers={}, owner=Nobody(), clock=SystemClock())
+        tasks.start_soon(connection.live)
+        with anyio.fail_after(10):
+            await connection.ready()
+            async with anyio.create_task_group() as calls:
+                calls.start_soon(calling, "long")
+                await app.long_began.wait()
+                calls.start_soon(calling, "gone")
+        connection.stop()
+    assert isinstance(errors["gone"], SessionForgotten)
+    assert not isinstance(errors["long"], SessionForgotten), "it would be sent again, though it has run"
+    assert (errors["long"].code, errors["long"].message) == (-32000, "ran, and failed")
 
 
 async def test_a_server_that_is_not_there_is_named_with_its_url(open_service: OpenService) -> None:

@@ -8,8 +8,8 @@ the stateless one wants are of here: they repeat what is in the message.
 
 An HTTP 401 or 403 is not an error of the call: the client must see the challenge itself,
 or it could never authorise. It is noted where the response comes in and raised by
-whatever request met it. So is the 404 of a server that has forgotten the session, for what
-else it says with it differs from server to server.
+whatever request met it. The status of any other refusal is noted for its own request, by id,
+and goes with that request's error: a 404 to one call says nothing about the call beside it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from headstart.config.model import ServerSettings
 from headstart.errors import HeadstartError, ServerUnavailable, UnauthorizedUpstream
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.handshake import HandshakeRefused, Lists, read_lists, shake_hands
+from headstart.runtime.json_text import decode
 from headstart.runtime.outbox import MAX_QUEUED_MESSAGES, LinkClosed, Outgoing, QueueOutbox
 from headstart.runtime.rpc import Conversation, Exchange, Owner, Peer
 from headstart.runtime.stateless import mirrored_headers
@@ -63,6 +64,16 @@ class _Denial:
     challenge: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """What came with a request's error over HTTP; in place of the error's own `data`."""
+
+    status: int
+    forgotten: bool
+    """The server does not know the session that the request named."""
+    data: object
+
+
 class RemoteConnection:
     """A conversation with a remote server; `live` owns it."""
 
@@ -86,9 +97,8 @@ class RemoteConnection:
             event_hooks={"response": [self._look_for_denial, self._look_at_status]},
         )
         self._denial: _Denial | None = None
-        self._session_unknown = False
-        self._status = 200
-        """Of the newest response to a POST."""
+        self._refused: dict[object, httpx2.Response] = {}
+        """By the id of the request, until its error is read."""
         self._conversation: Conversation | None = None
         self._settled = anyio.Event()
         self._stop = anyio.Event()
@@ -212,6 +222,7 @@ class RemoteConnection:
             if isinstance(item, SessionMessage):
                 message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
                 self._learn_version(message)
+                self._note_refusal(message)
                 peer.receive(message)
             else:
                 _log.debug("%s sent what cannot be read", self._server.name)
@@ -252,19 +263,32 @@ class RemoteConnection:
             self._denial = _Denial(status=response.status_code, challenge=challenge)
 
     async def _look_at_status(self, response: httpx2.Response) -> None:
-        if response.request.method == "POST":
-            self._status = response.status_code
-            self._session_unknown = self._status == 404 and MCP_SESSION_ID in response.request.headers
+        if response.is_error and response.request.method == "POST":
+            asked = cast("JsonObject", decode(response.request.content))  # one message, as the transport writes it
+            if "id" in asked:  # nothing answers a notification
+                self._refused[asked["id"]] = response
+
+    def _note_refusal(self, message: JsonObject) -> None:
+        """Put what HTTP said of a request beside what the error's body says."""
+        refused = self._refused.pop(message.get("id"), None)
+        error = message.get("error")
+        if refused is not None and isinstance(error, dict):
+            told = cast("JsonObject", error)
+            unknown = refused.status_code == 404 and MCP_SESSION_ID in refused.request.headers
+            told["data"] = _Refused(status=refused.status_code, forgotten=unknown, data=told.get("data"))
 
     def _explained(self, exc: MCPError) -> MCPError | HeadstartError:
         """Return what a request's error is about where the server itself did not say it."""
-        if self._session_unknown and exc.code != METHOD_NOT_FOUND:
-            return SessionForgotten(exc.code, exc.message, exc.data)
+        refused = exc.data if isinstance(exc.data, _Refused) else None
+        if refused is not None:
+            exc = MCPError(exc.code, exc.message, refused.data)
+            if refused.forgotten and exc.code != METHOD_NOT_FOUND:
+                return SessionForgotten(exc.code, exc.message, exc.data)
         denied = self._denied()
         if denied is not None:
             return denied
-        if exc.message == HTTP_ERROR:
-            return self._unavailable(f"it answered {self._status}", hint=_CALL_AGAIN)
+        if refused is not None and exc.message == HTTP_ERROR:
+            return self._unavailable(f"it answered {refused.status}", hint=_CALL_AGAIN)
         if exc.code == CONNECTION_CLOSED and exc.message.startswith(BROKEN_ANSWER):
             return self._unavailable("its answer broke off", hint=_CALL_AGAIN)
         return exc
