@@ -68,11 +68,3 @@ def child_processes(pid: int | None = None) -> list[int]:
     process = os.getpid() if pid is None else pid
     with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
         return [int(pid) for pid in file.read().split()]
-
-
-def threaded_libraries() -> list[str]:
-    """List the mapped libraries that keep a pool of threads (OpenBLAS, OpenMP, MKL)."""
-    known = ("openblas", "libgomp", "libiomp", "libomp", "mkl_rt", "libblis")
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-        paths = {line.split(None, 5)[5].strip() for line in file if line.count(" ") >= 5 and "/" in line}
-    return sorted(path for path in paths if any(name in os.path.basename(path) for name in known))

@@ -16,7 +16,6 @@ fork copies only the thread that forks; the server widens them again (`fresh.py`
 from __future__ import annotations
 
 import argparse
-import ctypes
 import errno
 import gc
 import importlib
@@ -26,11 +25,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
-from . import advance, audit, confinement, facts, fork, fresh, kernel, program, wire
+from . import advance, audit, confinement, facts, fork, fresh, kernel, pools, program, wire
 
 LOWEST_PID = 32
 """In a PID namespace of their own forks get small PIDs. Libraries notice a fork by its PID
@@ -38,15 +37,6 @@ LOWEST_PID = 32
 
 PARK_AFTER_S = 0.01
 """How long after one fork was wanted the next is made ahead: until then the first needs the CPU more."""
-
-THREAD_POOL_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "RAYON_NUM_THREADS",
-)
 
 
 def main(arguments: Sequence[str]) -> program.Job:
@@ -176,7 +166,7 @@ class Preloading:
         self._failed: list[dict[str, str]] = []
         self.watch = audit.Watch(deep=bool(message.get("audit")))
         self._holding = ExitStack()
-        self._holding.enter_context(_threads_held())
+        self._holding.enter_context(pools.held())
         self._output = self._holding.enter_context(fresh.captured_output())
         self._holding.enter_context(_collector_paused())
         self._holding.enter_context(self.watch)
@@ -190,8 +180,8 @@ class Preloading:
     def finish(self) -> tuple[fork.Preloaded, wire.Message]:
         """End the watch, and return what forks need and what the host is told."""
         self._holding.close()
-        pools = facts.threaded_libraries()
-        widen_pools = _pool_control(pools) if pools else None
+        libraries = pools.libraries()
+        widen_pools = pools.control(libraries) if libraries else None
         preloaded = fork.Preloaded(
             mask=signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             on_child_end=signal.signal(signal.SIGCHLD, signal.SIG_IGN),
@@ -214,8 +204,8 @@ class Preloading:
             "op": "preloaded",
             "failed": self._failed,
             "cpu_s": time.process_time(),
-            "pools": pools,
-            "pools_restorable": not pools or widen_pools is not None,
+            "pools": libraries,
+            "pools_restorable": not libraries or widen_pools is not None,
             "output_bytes": sum(len(text) for text in self._output.values()),
             "facts": facts.interpreter(self._environ),
             **report,
@@ -233,19 +223,6 @@ def _import_all(names: Sequence[str], watch: audit.Watch) -> list[dict[str, str]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any module may fail in any way; it is listed
             failed.append({"name": name, "error": f"{type(error).__name__}: {error}"})
     return failed
-
-
-@contextmanager
-def _threads_held() -> Generator[None]:
-    """Load native libraries with pools of one thread; the environment is as before afterwards."""
-    before = {name: os.environ.get(name) for name in THREAD_POOL_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_POOL_VARIABLES, "1"))
-    yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 @contextmanager
@@ -268,28 +245,6 @@ def _collector_paused() -> Generator[None]:
     yield
     if enabled:
         gc.enable()
-
-
-def _pool_control(libraries: Sequence[str]) -> Callable[..., Any] | None:
-    """Return what widens the thread pools again: threadpoolctl, or the libraries' own functions, or None."""
-    try:
-        return importlib.import_module("threadpoolctl").threadpool_limits
-    except ImportError:
-        setters = [setter for path in libraries for setter in _pool_setters(path)]
-
-    def widen(limits: int) -> None:
-        for setter in setters:
-            setter(limits)
-
-    return widen if setters else None
-
-
-def _pool_setters(path: str) -> list[Callable[[int], Any]]:
-    """Find the functions of an OpenBLAS (numpy's wheels rename them) or OpenMP library that set its threads."""
-    library = ctypes.CDLL(path)
-    names = ["omp_set_num_threads"] if "omp" in os.path.basename(path) else []
-    names += [f"{before}openblas_set_num_threads{after}" for before in ("", "scipy_") for after in ("", "64_", "_64")]
-    return [getattr(library, name) for name in names if hasattr(library, name)]
 
 
 def _refuse(*_: Any) -> NoReturn:
