@@ -10,6 +10,7 @@ from typing import Any
 from headstart.bench.demo.cells import CELLS, CellResult, Stage, run_modes
 from headstart.bench.demo.finale import ITS_MODE, Finale, play_finale
 from headstart.bench.demo.learning import ensure_learned
+from headstart.bench.demo.limits import limits, limits_told
 from headstart.bench.demo.models import MAIN_TPOT_S, open_models
 from headstart.bench.demo.report import cell_samples, cell_summary, conversations_summary, ratios, whole_run
 from headstart.bench.demo.service import Served
@@ -135,6 +136,7 @@ def _result(results: Sequence[CellResult], world: World, stage: Stage) -> BenchR
     notes = (
         f"{steps:g} steps per session and {tokens:g} tokens per step, at the median",
         f"learned beforehand from {len(world.training)} other conversations, and nothing while measuring",
+        *(limits_told(pace["tpot_ms"], pace["limits"]) for pace in paces),
         *_failures(results),
     )
     every = [sample for result in results for sample in cell_samples(result)]
@@ -144,10 +146,10 @@ def _result(results: Sequence[CellResult], world: World, stage: Stage) -> BenchR
 
 
 def _pace_summary(tpot_s: float, results: Sequence[CellResult]) -> dict[str, Any]:
-    modes: Mapping[str, Mapping[str, Any]] = {
-        result.cell.name: cell_summary(result) for result in results if result.tpot_s == tpot_s
-    }
-    return {"tpot_ms": tpot_s * 1000, "modes": modes, "ratios": ratios(modes)}
+    cells = {result.cell.name: result for result in results if result.tpot_s == tpot_s}
+    modes = {name: cell_summary(result) for name, result in cells.items()}
+    found = limits(cells["on-demand"], cells["predictive"])
+    return {"tpot_ms": tpot_s * 1000, "modes": modes, "ratios": ratios(modes), "limits": found}
 
 
 def _failures(results: Sequence[CellResult]) -> list[str]:
