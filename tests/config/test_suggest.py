@@ -125,6 +125,13 @@ def test_a_home_as_cwd_is_not_shown_and_that_is_told(home: Path, monkeypatch: py
     assert suggestion.because.endswith("give it a folder of its own, or mount what it needs")
 
 
+def test_a_program_that_is_named_is_run_and_not_written(home: Path) -> None:
+    program = home / "python"
+    program.touch(mode=0o755)
+    (suggested,) = suggest_mounts(server(UV_PYTHON=str(program)))
+    assert suggested.mount == MountSetting(path=program, mode="ro")
+
+
 def test_a_server_s_own_script_is_not_its_to_change(home: Path) -> None:
     (home / "server.py").touch()
     assert mounts(str(home / "server.py"), "--verbose") == []

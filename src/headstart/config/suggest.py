@@ -42,7 +42,7 @@ class Suggestion:
 
 
 def suggest_mounts(server: ServerSettings) -> tuple[Suggestion, ...]:
-    """Return the host paths that a launch spec needs, writable where they are the user's.
+    """Return the host paths that a launch spec needs, writable where they are the user's and no programs.
 
     System folders, what the program itself is installed in, and its script are left out: a
     sandbox has these anyway, and no server need change its own code.
@@ -100,7 +100,8 @@ def _suggestion(path: Path, server: ServerSettings) -> Suggestion:
 
 
 def _mount(path: Path) -> MountSetting:
-    return MountSetting(path=path, mode="rw" if os.access(path, os.W_OK) else "ro")
+    is_program = path.is_file() and os.access(path, os.X_OK)  # which is run, and not meant to be changed
+    return MountSetting(path=path, mode="rw" if os.access(path, os.W_OK) and not is_program else "ro")
 
 
 def _is_database(path: Path) -> bool:
