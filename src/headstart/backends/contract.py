@@ -67,6 +67,11 @@ class Mount:
     target: Path
     mode: MountMode = MountMode.READ_ONLY
 
+    @property
+    def reaches_out(self) -> bool:
+        """Whether more than reading goes through it: writes that reach the host, or a socket that somebody listens on."""
+        return self.mode is MountMode.READ_WRITE or self.source.is_socket()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -128,6 +133,11 @@ class Template:
     limits: Limits = Limits()
     private_home: str = "/home/sandbox"
     preload: Preload | None = None
+
+    @property
+    def reaches_out(self) -> bool:
+        """Whether its sandboxes can do anything that is seen outside, or stays when they are gone."""
+        return self.network is not Network.NONE or any(mount.reaches_out for mount in self.mounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +267,8 @@ class RunningSandbox(Protocol):
         """Start the template's entry command (once per sandbox) and yield its stdio.
 
         On leaving: stdin is closed, then the command gets SIGTERM, then SIGKILL, each
-        after a bounded wait.
+        after a bounded wait. A backend that isolates need not wait for a command whose
+        template does not reach out: nobody could see what it still does.
 
         Args:
             descriptors: What the command gets as its 3, 4, …; they stay open here. For cold

@@ -64,6 +64,39 @@ async def test_a_sandbox_is_an_ordinary_user_without_capabilities(tmp_path: Path
     assert "Seccomp:\t2" in status
 
 
+_LAST_WORDS = shell("trap 'echo bye > /tmp/said; exit' TERM; cat > /dev/null; echo bye > /tmp/said")
+
+
+@pytest.mark.parametrize("forked", [False, True], ids=["cold", "forked"])
+@pytest.mark.parametrize(
+    ("mode", "network", "said"),
+    [
+        (MountMode.READ_ONLY, Network.NONE, ""),
+        (MountMode.OVERLAY, Network.NONE, ""),
+        (MountMode.READ_WRITE, Network.NONE, "bye"),
+        (MountMode.READ_ONLY, Network.HOST, "bye"),
+    ],
+    ids=["read-only", "overlay", "read-write", "network"],
+)
+async def test_only_a_command_that_reaches_out_is_given_time_to_end(
+    mode: MountMode, network: Network, said: str, *, forked: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    plain = template(Mount(source=folder, target=folder, mode=mode), network=network, command=_LAST_WORDS)
+    async with sandbox_in(tmp_path / "state", as_zygote(plain) if forked else plain) as sandbox:
+        async with sandbox.attach():
+            pass
+        assert await output(sandbox, "cat /tmp/said 2> /dev/null || true") == said
+
+
+def test_a_socket_that_is_mounted_reaches_out_however_it_is_mounted(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        assert template(Mount(source=path, target=path)).reaches_out
+
+
 async def test_nothing_of_the_host_shows_but_system_folders_and_mounts(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("do not read")

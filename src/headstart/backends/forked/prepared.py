@@ -63,6 +63,11 @@ class Nest:
         return PrepareForm.ZYGOTE
 
     @property
+    def polite(self) -> bool:
+        """Whether servers are given time to end by themselves: in forks as in the sandbox around them."""
+        return self._sandbox.polite
+
+    @property
     def preload_cpu_s(self) -> float:
         return self._preload_cpu_s
 

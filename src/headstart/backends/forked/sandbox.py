@@ -40,7 +40,7 @@ class ForkedSandbox(SpawnedSandbox):
         raise_priority: Callable[[], None],
         clean_up: Callable[[], None],
     ) -> None:
-        super().__init__(sandbox, fork.channel, entry)
+        super().__init__(sandbox, fork.channel, entry, polite=nest.polite)
         self._fork = fork
         self._nest = nest
         self._do_raise_priority = raise_priority

@@ -78,9 +78,16 @@ class LocalSandbox(SpawnedSandbox):
     """A set of namespaces under an init of ours."""
 
     def __init__(
-        self, identity: Identity, started: Started, entry: Command, *, client: SpawnerClient, groups: Groups
+        self,
+        identity: Identity,
+        started: Started,
+        entry: Command,
+        *,
+        client: SpawnerClient,
+        groups: Groups,
+        polite: bool,
     ) -> None:
-        super().__init__(identity.sandbox, started.channel, entry)
+        super().__init__(identity.sandbox, started.channel, entry, polite=polite)
         self._client = client
         self._groups = groups
         self._group = str(started.facts["group"])
@@ -245,7 +252,14 @@ class LocalBackend:
         }
         started = await self._client.start(identity.sandbox, tree.key, order)
         entry = _entry(tree.template, identity)
-        return LocalSandbox(identity, started, entry, client=self._client, groups=self._groups)
+        return LocalSandbox(
+            identity,
+            started,
+            entry,
+            client=self._client,
+            groups=self._groups,
+            polite=tree.template.reaches_out,
+        )
 
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
         entry = _entry(nest.template, identity)

@@ -53,18 +53,27 @@ class _Output:
 class SpawnedSandbox:
     """Implements `RunningSandbox` over a `Channel`; backends add usage, priority and removal."""
 
-    def __init__(self, sandbox: SandboxId, channel: Channel, entry: Command) -> None:
-        """`entry` is complete; its folder is the default, and its PATH, HOME and TMPDIR are under every environment."""
+    def __init__(self, sandbox: SandboxId, channel: Channel, entry: Command, *, polite: bool = True) -> None:
+        """`entry` is complete; its folder is the default, and its PATH, HOME and TMPDIR are under every environment.
+
+        It is given time to end by itself when it is detached only if that is `polite`: what it does then may matter.
+        """
         self._id = sandbox
         self._channel = channel
         self._entry = entry
         self._base_env = {name: entry.env[name] for name in _ALWAYS_SET if name in entry.env}
+        self._polite = polite
         self._attached = False
         self._closed = False
 
     @property
     def id(self) -> SandboxId:
         return self._id
+
+    @property
+    def polite(self) -> bool:
+        """Whether its entry command is given time to end by itself."""
+        return self._polite
 
     @property
     def pid(self) -> int:
@@ -102,8 +111,11 @@ class SpawnedSandbox:
         try:
             yield entry
         finally:
-            pipes.stdin.close()
-            entry.forced_by = await _end_politely(execution)
+            if self._polite:
+                pipes.stdin.close()
+                entry.forced_by = await _end_politely(execution)
+            else:
+                await _end_at_once(execution)
             pipes.close()
 
     async def _start_entry(self, descriptors: Sequence[int]) -> tuple[StdioPipes, Execution]:
@@ -201,6 +213,13 @@ async def _end_politely(execution: Execution) -> int | None:
         await execution.kill()
         await _ends_soon(execution)
         return signal.SIGKILL
+
+
+async def _end_at_once(execution: Execution) -> None:
+    """Kill: an interpreter that is left to tidy up burns a quarter of a second of CPU for nobody."""
+    with anyio.CancelScope(shield=True):
+        await execution.kill()
+        await _ends_soon(execution)
 
 
 async def _ends_soon(execution: Execution) -> bool:
