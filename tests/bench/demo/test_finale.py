@@ -24,7 +24,7 @@ from headstart.core.events import (
     StopSandbox,
     TimerFired,
 )
-from headstart.core.intent.candidates import KEYWORD
+from headstart.core.intent.candidates import KEYWORD_HINT
 from headstart.core.stream import GenerationEnded, GenerationOutcome, GenerationStarted, TextArrived
 from headstart.ids import GenerationId, PrincipalId, SequentialIds, SessionId
 
@@ -48,7 +48,7 @@ def said(recording: Recording) -> Iterator[Event]:
     yield GenerationEnded(at_s=at_s, generation=generation, outcome=GenerationOutcome.COMPLETED)
 
 
-def test_it_makes_the_keyword_predictor_prepare_excel_and_nobody_comes_for_it() -> None:
+def test_it_makes_the_keyword_predictor_prepare_powerpoint_and_nobody_comes_for_it() -> None:
     broker = Broker(BrokerPolicy(), SequentialIds())
     known = [replace(one, start_s=0.1, start_cpu_s=0.02, memory_bytes=50_000_000) for one in servers(ME)]
     for one in known:
@@ -56,11 +56,11 @@ def test_it_makes_the_keyword_predictor_prepare_excel_and_nobody_comes_for_it() 
     broker.handle(SessionOpened(at_s=0.0, session=S, principal=ME, resources=tuple(one.resource for one in known)))
     told = [instruction for event in said(second_thoughts()) for instruction in broker.handle(event)]
     [start] = [each for each in told if isinstance(each, StartSandbox)]
-    assert (start.resource, start.cause.predictor, start.priority) == ("excel", KEYWORD, Priority.PREDICTED)
-    [timer] = [each for each in told if isinstance(each, SetTimer)]
+    assert (start.resource, start.cause.predictor, start.priority) == ("powerpoint", KEYWORD_HINT, Priority.PREDICTED)
+    timer = [each for each in told if isinstance(each, SetTimer)][-1]
     broker.handle(SandboxBecameReady(at_s=3.0, sandbox=start.sandbox, start_s=0.1, cpu_s=0.02, memory_bytes=50_000_000))
     told = broker.handle(TimerFired(at_s=timer.at_s))
     assert StopSandbox(sandbox=start.sandbox, reason=StopReason.EXPIRED) in told
     broker.handle(SandboxStopped(at_s=timer.at_s, sandbox=start.sandbox))
-    record = broker.statistics(timer.at_s).predictors.of(KEYWORD)
+    record = broker.statistics(timer.at_s).predictors.of(KEYWORD_HINT)
     assert (record.hits, record.misses, record.wasted_cpu_s) == (0, 1, 0.02)

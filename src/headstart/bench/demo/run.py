@@ -46,7 +46,7 @@ class Size:
     sessions_aside: int | None = None
 
 
-_EIGHT = ("markitdown", "sympy", "word", "excel", "time", "git", "files", "memory")
+_EIGHT = ("markitdown", "sympy", "pdf", "powerpoint", "sqlite", "time", "files", "memory")
 """What a tour has: some that take long to start, some light ones, and two that run on Node."""
 
 _LIGHT = 2
