@@ -206,6 +206,16 @@ def test_sockets_are_limited_to_the_families_that_programs_use(machine: Machine)
 
 
 @both_machines
+@both_profiles
+def test_no_socket_lingers_and_no_program_notices(profile: SeccompProfile, machine: Machine) -> None:
+    sol_socket, linger, tcp = 1, 13, 6
+    told = verdict("setsockopt", 3, sol_socket, linger, profile=profile, machine=machine)
+    assert (told.allowed, told.errno) == (False, 0)
+    for level, option in ((sol_socket, 2), (tcp, linger), (sol_socket, 9)):
+        assert verdict("setsockopt", 3, level, option, profile=profile, machine=machine).allowed
+
+
+@both_machines
 def test_device_nodes_are_refused_and_other_nodes_are_not(machine: Machine) -> None:
     for kind in (0o020000, 0o060000):
         assert verdict("mknodat", 0, 0, kind | 0o600, machine=machine).errno == errno.EPERM
@@ -328,6 +338,17 @@ def test_a_zygote_may_unshare_and_its_fork_may_then_lock_itself_in(
         f"print(call({unshare}, 0))"
     )
     assert confined(filters[SeccompProfile.ZYGOTE], snippet).stdout.split() == ["0", str(-errno.EPERM)]
+
+
+def test_closing_a_socket_that_was_to_linger_does_not_wait(filters: dict[SeccompProfile | None, str]) -> None:
+    snippet = """
+import socket, struct
+one = socket.create_server(("127.0.0.1", 0)); two = socket.create_connection(one.getsockname())
+two.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+print(struct.unpack("ii", two.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)))
+"""
+    assert confined(filters[SeccompProfile.SANDBOX], snippet).stdout.strip() == "(0, 0)"
+    assert confined(filters[None], snippet).stdout.strip() == "(1, 3600)"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x32 is an ABI of x86-64 only")

@@ -97,6 +97,7 @@ DEVICE_TYPES: Final = (0o020000, 0o060000)  # character, block
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 NETLINK_ROUTE: Final = 0
 SOCK_TYPE_MASK: Final = 0xF
+SOL_SOCKET, SO_LINGER = 1, 13
 RAW_TYPES: Final = (3, 10)  # SOCK_RAW, SOCK_PACKET
 UNGUARDED_TYPES: Final = (5, 6)  # SOCK_SEQPACKET (SCTP), SOCK_DCCP
 UNGUARDED_PROTOCOLS: Final = (33, 132)  # DCCP, SCTP: `metadata_block` has no hook that sees them
@@ -162,6 +163,7 @@ def _argument_rules(profile: SeccompProfile) -> dict[str, Rule]:
         "ioctl": [_argument(1), *_refuse(TERMINAL_IOCTLS, errno.EPERM), _return(ALLOW)],
         "personality": [_argument(0), *_accept(PERSONALITIES), _errno(errno.EPERM)],
         "socket": _socket_rule(),
+        "setsockopt": _socket_option_rule(),
         "socketpair": [_argument(0), *_accept((AF_UNIX,)), _errno(errno.EAFNOSUPPORT)],
     }
     if profile is SeccompProfile.SANDBOX:
@@ -194,6 +196,17 @@ def _socket_rule() -> Rule:
         *_if(JUMP_EQUAL, AF_NETLINK, route_only),
         _errno(errno.EAFNOSUPPORT),
     ]
+
+
+def _socket_option_rule() -> Rule:
+    """Say yes to SO_LINGER and do nothing.
+
+    Whoever closes a lingering socket last waits for its peer; and a sandbox can make that be the
+    service, by handing it one over a control socket that it has got hold of. To the program that
+    set it, its data is sent all the same, and only `close` does not tell when.
+    """
+    lingering: Rule = [_argument(2), *_if(JUMP_EQUAL, SO_LINGER, [_errno(0)]), _return(ALLOW)]
+    return [_argument(1), *_if(JUMP_EQUAL, SOL_SOCKET, lingering), _return(ALLOW)]
 
 
 def _mode_rule(mode_argument: int) -> Rule:
