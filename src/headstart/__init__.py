@@ -1,8 +1,29 @@
 """Headstart: the runtime between LLM agents and their tools.
 
 The folders are the architecture, listed from the top; each may import what is below it:
-`cli`, `bench`, `proxy`, `gateway`, `api`, `runtime`, `backends`, `core`, and at the
-bottom `config`, `errors`, `ids`, `clock`.
+`cli`, `bench`, `sandbox`, `proxy`, `gateway`, `api`, `runtime`, `backends`, `core`, and at the
+bottom `config`, `errors`, `ids`, `clock`, `version`. What is meant to be used from Python is here:
+`Sandbox`, `Sandboxes`, `SandboxOptions`, `CommandResult`, `OnOutput`.
 """
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headstart.version import VERSION
+
+if TYPE_CHECKING:
+    from headstart.sandbox import CommandResult, OnOutput, Sandbox, Sandboxes, SandboxOptions
+
+__all__ = ["CommandResult", "OnOutput", "Sandbox", "SandboxOptions", "Sandboxes", "__version__"]
+
+__version__ = VERSION
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for when it is: the command line must not wait for what it does not use."""
+    if name in __all__:
+        from headstart import sandbox
+
+        return getattr(sandbox, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ The tree; one class per fact, flat where it can be::
     ├── UnauthorizedUpstream     a remote MCP server wants credentials; its challenge is carried along
     ├── SandboxLost              a sandbox that owned state is gone; the state went with it
     ├── BudgetExceeded           a memory, start or waste budget leaves no room
+    ├── CommandTimedOut          a command in a sandbox took too long and was killed (also TimeoutError)
     ├── BackendError             a backend failed at its own work
     │   └── BackendUnavailable   … because this machine cannot run it
     └── SessionUnknown           no such session (or it has ended)
@@ -26,6 +27,7 @@ __all__ = [
     "BackendUnavailable",
     "BudgetExceeded",
     "CatalogueUnavailable",
+    "CommandTimedOut",
     "ConfigError",
     "HeadstartError",
     "InvalidTransition",
@@ -148,6 +150,10 @@ class SandboxLost(HeadstartError):
 
 class BudgetExceeded(HeadstartError):
     """A budget (memory, starts, waste) leaves no room for what was asked."""
+
+
+class CommandTimedOut(HeadstartError, TimeoutError):
+    """A command in a sandbox had not ended in its time; it was killed, the sandbox lives on."""
 
 
 class BackendError(HeadstartError):

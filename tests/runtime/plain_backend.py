@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +17,12 @@ import anyio.to_thread
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from headstart.backends.contract import (
+    ByteStreams,
     Capabilities,
     Command,
     Completed,
     ExitStatus,
+    Files,
     Identity,
     Leftovers,
     Network,
@@ -155,6 +157,13 @@ class PlainSandbox:
             await self.prepared.zygote.fork(
                 ForkRequest(env=env, cwd=command.cwd, stdio=stdio, plan_fds={"control_fd": theirs.fileno()})
             )
+
+    @property
+    def files(self) -> Files:
+        raise NotImplementedError
+
+    def start(self, command: Command) -> AbstractAsyncContextManager[ByteStreams]:
+        raise NotImplementedError
 
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
         raise NotImplementedError

@@ -17,6 +17,9 @@ from headstart.backends.contract import (
     Capabilities,
     Command,
     Completed,
+    FileInfo,
+    FileKind,
+    Files,
     Identity,
     Leftovers,
     Prepared,
@@ -31,19 +34,60 @@ from headstart.testing.contract import CHECKS, Check, ContractViolation, NotClai
 
 pytestmark = pytest.mark.anyio
 
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+
+class MutantFiles:
+    """Delegates everything; mutants override what they get wrong."""
+
+    def __init__(self, sandbox: RunningSandbox) -> None:
+        self.sandbox = sandbox
+        self.inner = sandbox.files
+
+    async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
+        return await self.inner.read(path, limit_bytes=limit_bytes)
+
+    async def write(self, path: str, content: bytes) -> None:
+        await self.inner.write(path, content)
+
+    async def list(self, path: str = ".") -> Sequence[FileInfo]:
+        return await self.inner.list(path)
+
+    async def stat(self, path: str) -> FileInfo:
+        return await self.inner.stat(path)
+
+    async def make_folder(self, path: str) -> None:
+        await self.inner.make_folder(path)
+
+    async def rename(self, path: str, to: str) -> None:
+        await self.inner.rename(path, to)
+
+    async def remove(self, path: str) -> None:
+        await self.inner.remove(path)
+
 
 class MutantSandbox:
     """Delegates everything; mutants override what they get wrong."""
 
-    def __init__(self, inner: RunningSandbox) -> None:
+    def __init__(
+        self, inner: RunningSandbox, *, files: Callable[[RunningSandbox], Files] = lambda sandbox: sandbox.files
+    ) -> None:
         self.inner = inner
+        self._files = files(inner)
 
     @property
     def id(self) -> SandboxId:
         return self.inner.id
 
+    @property
+    def files(self) -> Files:
+        return self._files
+
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
         return await self.inner.run(command, stdin=stdin, timeout_s=timeout_s)
+
+    def start(self, command: Command) -> AbstractAsyncContextManager[ByteStreams]:
+        return self.inner.start(command)
 
     def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         return self.inner.attach(descriptors=descriptors)
@@ -111,6 +155,87 @@ class CountsNothing(MutantSandbox):
         return Usage(memory_bytes=0, cpu_s=0.0, processes=0)
 
 
+class ReadsTheBeginning(MutantFiles):
+    async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
+        return (await super().read(path, limit_bytes=limit_bytes))[:65_536]
+
+
+class BeginsElsewhere(MutantFiles):
+    async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
+        return await super().read(f"elsewhere/{path}", limit_bytes=limit_bytes)
+
+    async def write(self, path: str, content: bytes) -> None:
+        await super().write(f"elsewhere/{path}", content)
+
+
+class WritesInPlace(MutantFiles):
+    async def write(self, path: str, content: bytes) -> None:
+        await self.sandbox.run(Command(argv=("sh", "-c", f"cd ~; cat > {path}"), env=ENV), stdin=content)
+
+
+class ReplacesLinks(MutantFiles):
+    async def write(self, path: str, content: bytes) -> None:
+        await super().write("temporary", content)
+        await self.rename("temporary", path)
+
+
+class MakesPrograms(MutantFiles):
+    async def write(self, path: str, content: bytes) -> None:
+        await super().write(path, content)
+        await self.sandbox.run(Command(argv=("sh", "-c", f"cd ~; chmod a+x ./{path}"), env=ENV))
+
+
+class FollowsLinks(MutantFiles):
+    async def list(self, path: str = ".") -> Sequence[FileInfo]:
+        kinds = {FileKind.LINK: FileKind.FILE}
+        return [replace(info, kind=kinds.get(info.kind, info.kind)) for info in await super().list(path)]
+
+
+class ListsInAnyOrder(MutantFiles):
+    async def list(self, path: str = ".") -> Sequence[FileInfo]:
+        return (await super().list(path))[::-1]
+
+
+class CountsMilliseconds(MutantFiles):
+    async def stat(self, path: str) -> FileInfo:
+        info = await super().stat(path)
+        return replace(info, modified_s=info.modified_s * 1000)
+
+
+class RemovesNothing(MutantFiles):
+    async def remove(self, path: str) -> None:
+        await self.stat(path)
+
+
+class TellsNoPath(MutantFiles):
+    async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
+        try:
+            return await super().read(path, limit_bytes=limit_bytes)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror) from error
+
+
+class HasNoLimit(MutantFiles):
+    async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
+        return await super().read(path)
+
+
+class RefusesAsAFailure(MutantFiles):
+    async def list(self, path: str = ".") -> Sequence[FileInfo]:
+        try:
+            return await super().list(path)
+        except OSError as error:
+            raise BackendError(str(error)) from error
+
+
+class OutlivesItsSandbox(MutantFiles):
+    async def list(self, path: str = ".") -> Sequence[FileInfo]:
+        try:
+            return await super().list(path)
+        except BackendError:
+            return []
+
+
 class LeaksEnvironment(Mutant):
     async def prepare(self, template: Template) -> Prepared:
         command = replace(template.command, env={**os.environ, **template.command.env})
@@ -125,6 +250,11 @@ class LeavesThings(Mutant):
 class ConfusesIdentities(Mutant):
     async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> RunningSandbox:
         return await super().start(prepared, replace(identity, env={}), background=background)
+
+
+def with_files(files: Callable[[RunningSandbox], Files]) -> Callable[[Backend], Mutant]:
+    """Return what makes a backend whose sandboxes have wrong files."""
+    return lambda backend: Mutant(backend, lambda inner: MutantSandbox(inner, files=files))
 
 
 def subject(make: Callable[[Backend], Backend]) -> Subject:
@@ -164,6 +294,29 @@ MUTANTS: list[tuple[str, Callable[[Backend], Any], str, str]] = [
     ),
     ("leaks the environment", LeaksEnvironment, "the environment is", "nothing else does"),
     ("loses the identity's environment", ConfusesIdentities, "the environment is", "what was given arrives"),
+    (
+        "reads the beginning of files",
+        with_files(ReadsTheBeginning),
+        "what is written is read",
+        "it comes back as it is",
+    ),
+    (
+        "begins paths elsewhere",
+        with_files(BeginsElsewhere),
+        "what is written is read",
+        "a relative path begins at the home",
+    ),
+    ("writes in place", with_files(WritesInPlace), "old or new, never half", "goes on to see the old content"),
+    ("replaces links", with_files(ReplacesLinks), "old or new, never half", "mode and link stay"),
+    ("makes programs", with_files(MakesPrograms), "old or new, never half", "and no program"),
+    ("follows links", with_files(FollowsLinks), "what is at a path", "each is what it is"),
+    ("lists in any order", with_files(ListsInAnyOrder), "what is at a path", "each is what it is, in order"),
+    ("counts milliseconds", with_files(CountsMilliseconds), "what is at a path", "seconds since 1970"),
+    ("removes nothing", with_files(RemovesNothing), "folders are made", "what was done is seen"),
+    ("tells no path", with_files(TellsNoPath), "an OSError with the path", "and the path is told"),
+    ("has no limit", with_files(HasNoLimit), "an OSError with the path", "'big' is refused with EFBIG"),
+    ("refuses as a failure", with_files(RefusesAsAFailure), "an OSError with the path", "instead: BackendError"),
+    ("has files when it is gone", with_files(OutlivesItsSandbox), "files of a sandbox that is gone", "it worked"),
     ("leaves things", LeavesThings, "nothing is left", "nothing is left; seen"),
 ]
 
@@ -187,4 +340,4 @@ async def test_what_is_not_claimed_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_every_check_has_a_title_of_its_own() -> None:
     titles = [check.title for check in CHECKS]
-    assert len(set(titles)) == len(titles) == 27
+    assert len(set(titles)) == len(titles) == 33

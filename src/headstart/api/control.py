@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headstart import __version__
 from headstart.errors import HeadstartError
 from headstart.ids import PrincipalId
+from headstart.version import VERSION
 
 __all__ = ["CONTROL_HEADER", "CONTROL_PREFIX", "Controlled", "control_app"]
 
@@ -49,7 +49,7 @@ def control_app(controlled: Controlled, *, token: str) -> Starlette:
     """Build the routes under `/headstart/`."""
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"ok": True, "version": __version__})
+        return JSONResponse({"ok": True, "version": VERSION})
 
     async def status(_: Request) -> Response:
         return JSONResponse(await controlled.status())

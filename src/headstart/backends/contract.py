@@ -26,6 +26,9 @@ __all__ = [
     "Command",
     "Completed",
     "ExitStatus",
+    "FileInfo",
+    "FileKind",
+    "Files",
     "Identity",
     "Leftovers",
     "Limits",
@@ -226,6 +229,82 @@ class ByteStreams(Protocol):
         ...
 
 
+class FileKind(Enum):
+    """What is at a path; a link is itself."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+    """A device, FIFO or socket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """Something in a sandbox's file tree.
+
+    Attributes:
+        name: The last part of its path.
+        mode: Its permission bits.
+        modified_s: When its content was changed last, seconds since 1970.
+    """
+
+    name: str
+    path: str
+    kind: FileKind
+    size_bytes: int
+    mode: int
+    modified_s: float
+
+
+class Files(Protocol):
+    """A sandbox's files, as its own user can reach them.
+
+    Paths are the sandbox's; a relative one begins at its home. Content does not pass through
+    the event loop. Every method raises, besides what it names:
+
+    - `OSError` (`FileNotFoundError`, `PermissionError`, …, with the path), as a local call would,
+    - `BackendError` if the sandbox is gone.
+    """
+
+    async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
+        """Return a file's content.
+
+        Raises:
+            OSError: `EFBIG` if it is larger than `limit_bytes`; `EINVAL` if it is a device, FIFO or socket,
+                or made up by the kernel (`/proc`).
+        """
+        ...
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Write a file, at once: whoever reads it meanwhile sees the old content or the new, whole.
+
+        Missing folders are made. A file that is there keeps its mode; of a link, the target is written.
+        If it fails or is cancelled, the file is what it was.
+        """
+        ...
+
+    async def list(self, path: str = ".") -> Sequence[FileInfo]:
+        """Return what is in a folder, by name."""
+        ...
+
+    async def stat(self, path: str) -> FileInfo:
+        """Tell what is at a path."""
+        ...
+
+    async def make_folder(self, path: str) -> None:
+        """Make a folder and those above it; one that is there is fine."""
+        ...
+
+    async def rename(self, path: str, to: str) -> None:
+        """Give something another path, in place of what is there (unless that is a folder with content)."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, a link or an empty folder."""
+        ...
+
+
 class Prepared(Protocol):
     """A template made ready to start from. Owned by the backend; closed with `aclose`."""
 
@@ -253,12 +332,25 @@ class RunningSandbox(Protocol):
 
     @property
     def id(self) -> SandboxId: ...
+    @property
+    def files(self) -> Files: ...
 
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
         """Run a command to its end. Cancelling kills it and what it started.
 
         Raises:
             TimeoutError: `timeout_s` passed; the command was killed.
+            BackendError: The sandbox failed (it is gone, or could not start the command).
+        """
+        ...
+
+    def start(self, command: Command) -> AbstractAsyncContextManager[ByteStreams]:
+        """Start a command and yield its stdio, for output of any size and for talking with it.
+
+        Who does not read its output holds it up. On leaving, it is killed with all that it
+        started, unless it has ended; what it left running then goes on.
+
+        Raises:
             BackendError: The sandbox failed (it is gone, or could not start the command).
         """
         ...

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.exceptions import Abort, TyperException
 
-from headstart import __version__
 from headstart.cli import bench
 from headstart.cli.doctor import doctor
 from headstart.cli.env import env
@@ -27,6 +26,7 @@ from headstart.cli.stop import stop
 from headstart.cli.terminal import fit_encoding, print_error
 from headstart.cli.trace import trace
 from headstart.errors import ConfigError, HeadstartError
+from headstart.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def _root(
     ] = False,
 ) -> None:
     if version:
-        print(f"headstart {__version__}")
+        print(f"headstart {VERSION}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -20,7 +20,6 @@ from mcp_types import (
     SERVER_INFO_META_KEY,
 )
 
-from headstart import __version__
 from headstart.errors import SandboxLost
 from headstart.gateway.channels import RequestChannel, Voice
 from headstart.gateway.session import Connection
@@ -29,6 +28,7 @@ from headstart.gateway.views import Views
 from headstart.gateway.wire import encode, json_object
 from headstart.ids import ResourceId
 from headstart.runtime.contract import JsonObject, LearnProgress, ToolRuntime
+from headstart.version import VERSION
 
 __all__ = ["Methods", "Request", "merged_initialize", "modern_result"]
 
@@ -235,7 +235,7 @@ def server_info(connection: Connection) -> object:
     """Return who the client talks to: the one server, or Headstart for all of them."""
     if connection.server is not None and connection.view is not None:
         return connection.view.initialize().get("serverInfo")
-    return {"name": connection.server or "headstart", "version": __version__}
+    return {"name": connection.server or "headstart", "version": VERSION}
 
 
 def merged_initialize(view: View, *, complete: bool) -> JsonObject:
@@ -255,7 +255,7 @@ def merged_initialize(view: View, *, complete: bool) -> JsonObject:
             capabilities[name] = {}
     result: JsonObject = {
         "capabilities": capabilities,
-        "serverInfo": {"name": "headstart", "version": __version__},
+        "serverInfo": {"name": "headstart", "version": VERSION},
     }
     instructions = view_instructions(view)
     return {**result, "instructions": instructions} if instructions else result

@@ -37,15 +37,15 @@ from mcp.types import (
     SERVER_INFO_META_KEY,
 )
 
-from headstart import __version__
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.json_text import encode
 from headstart.runtime.rpc import Exchange, Peer
 from headstart.runtime.subscription import Subscription
+from headstart.version import VERSION
 
 __all__ = ["CLIENT_CAPABILITIES", "CLIENT_INFO", "StatelessConversation", "enveloped", "mirrored_headers"]
 
-CLIENT_INFO: Final[JsonObject] = {"name": "headstart", "title": "Headstart", "version": __version__}
+CLIENT_INFO: Final[JsonObject] = {"name": "headstart", "title": "Headstart", "version": VERSION}
 CLIENT_CAPABILITIES: Final[JsonObject] = {
     "roots": {"listChanged": True},
     "sampling": {},

@@ -189,7 +189,7 @@ class Check:
             return verdict
         except BackendUnavailable:
             raise
-        except (BackendError, TimeoutError) as error:
+        except (BackendError, OSError) as error:
             return ContractViolation(f"{self.title}; instead: {error!r}")
         return None
 

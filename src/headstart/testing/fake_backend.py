@@ -22,13 +22,13 @@ from __future__ import annotations
 import signal
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, Self
 
 import anyio
-from anyio.abc import ByteReceiveStream, TaskGroup
+from anyio.abc import TaskGroup
 
 from headstart.backends.contract import (
     ByteStreams,
@@ -42,9 +42,11 @@ from headstart.backends.contract import (
     Template,
     Usage,
 )
+from headstart.backends.output import communicate
 from headstart.core.events import PrepareForm
 from headstart.errors import BackendError
 from headstart.ids import SandboxId
+from headstart.testing.fake_files import FakeFiles
 from headstart.testing.fake_process import FakeProcess, ProcessContext, Program
 
 __all__ = ["FakeBackend", "FakePrepared", "FakeSandbox", "Hold", "ProcessContext", "Program", "StartRecord"]
@@ -276,6 +278,8 @@ class FakeSandbox:
         self._running: list[FakeProcess] = []
         self._attached = False
         self._gone: str | None = None
+        self.files = FakeFiles(template.private_home, check=self._check)
+        """Its own; no program sees them, and they go with it."""
 
     @property
     def processes(self) -> int:
@@ -284,10 +288,16 @@ class FakeSandbox:
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
         self._check()
         await self._backend.pass_hold("run", self._template.name)
+        async with self.start(command) as process:
+            with anyio.fail_after(timeout_s):
+                return await communicate(process, stdin)
+
+    @asynccontextmanager
+    async def start(self, command: Command) -> AsyncGenerator[ByteStreams]:
+        self._check()
         process = self._spawn(command)
         try:
-            with anyio.fail_after(timeout_s):
-                return await _complete(process, stdin)
+            yield process
         finally:
             process.kill()
             with anyio.CancelScope(shield=True):
@@ -367,30 +377,3 @@ _NOTHING: Final = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
 def _raise_next(failures: deque[BackendError]) -> None:
     if failures:
         raise failures.popleft()
-
-
-async def _complete(process: FakeProcess, stdin: bytes) -> Completed:
-    """Feed a process and collect what it says, up to the contract's limit for each stream."""
-    stdout, stderr = bytearray(), bytearray()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_feed, process, stdin)
-        tasks.start_soon(_collect, process.stdout, stdout)
-        tasks.start_soon(_collect, process.stderr, stderr)
-    status = await process.wait()
-    return Completed(
-        status=status,
-        stdout=bytes(stdout[:OUTPUT_BYTES]),
-        stderr=bytes(stderr[:OUTPUT_BYTES]),
-        truncated=max(len(stdout), len(stderr)) > OUTPUT_BYTES,
-    )
-
-
-async def _feed(process: FakeProcess, data: bytes) -> None:
-    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # it need not read its stdin
-        await process.stdin.send(data)
-        await process.stdin.aclose()
-
-
-async def _collect(stream: ByteReceiveStream, into: bytearray) -> None:
-    async for chunk in stream:
-        into += chunk[: OUTPUT_BYTES + 1 - len(into)]

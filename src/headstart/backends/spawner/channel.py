@@ -8,6 +8,7 @@ kernel says who sent the first message, and from then on that process is held by
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,6 +91,39 @@ class Execution:
         self._ended.set()
 
 
+class Question:
+    """What an init was asked about files, and will answer."""
+
+    def __init__(self) -> None:
+        self._answered = anyio.Event()
+        self._message: dict[str, Any] | None = None
+        self._descriptors: list[int] = []
+        self._abandoned = False
+
+    def note_answer(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Take the answer and the descriptors with it."""
+        self._message = message
+        if self._abandoned:
+            _close_all(descriptors)
+        else:
+            self._descriptors = descriptors
+        self._answered.set()
+
+    def note_lost(self) -> None:
+        """Nobody will answer any more."""
+        self._answered.set()
+
+    async def wait(self) -> tuple[dict[str, Any] | None, list[int]]:
+        """Return the answer (None: the sandbox is gone) and its descriptors, which the caller closes."""
+        try:
+            await self._answered.wait()
+        except BaseException:
+            self._abandoned = True
+            _close_all(self._descriptors)
+            raise
+        return self._message, self._descriptors
+
+
 class Channel:
     """One sandbox's init. `serve` must run in a task for as long as the sandbox lives.
 
@@ -104,6 +138,7 @@ class Channel:
         self._init: HeldProcess | None = None
         self._ran_out_of_memory: Callable[[], bool] | None = None
         self._executions: dict[int, Execution] = {}
+        self._questions: dict[int, Question] = {}
         self._next_number = ADOPTED + 1
         self._ready = anyio.Event()
         self._ended = anyio.Event()
@@ -124,7 +159,11 @@ class Channel:
     async def _take_messages(self) -> None:
         try:
             while True:
-                self._take(await self._link.receive())
+                message, descriptors = await self._link.receive_with()
+                try:
+                    self._take(message, descriptors)
+                finally:
+                    _close_all(descriptors)
         except Nonsense as error:
             self._why_lost = f"the sandbox is given up: {error}"
         except PeerGone:
@@ -182,6 +221,30 @@ class Channel:
             raise
         return execution[1]
 
+    async def ask(self, operation: str, **details: Any) -> tuple[dict[str, Any], list[int]]:
+        """Have the init do something about files (its `files` module), and return what it tells.
+
+        Returns:
+            The answer, and the one descriptor that came with it, if one did; the caller closes that.
+
+        Raises:
+            BackendError: The sandbox is gone.
+        """
+        if self.lost.is_set():
+            raise BackendError(self._why_lost)
+        number, question = self._next_number, Question()
+        self._next_number += 1
+        self._questions[number] = question
+        try:
+            await self._send({"op": operation, "id": number, **details}, ())
+        except BaseException:
+            self._questions.pop(number, None)  # it was not sent
+            raise
+        message, descriptors = await question.wait()
+        if message is None:
+            raise BackendError(self._why_lost)
+        return message, descriptors
+
     def adopt(self) -> Execution:
         """Follow the process that came with the sandbox (a zygote's fork)."""
         execution = self._expect(ADOPTED)[1]
@@ -236,8 +299,10 @@ class Channel:
         except PeerGone as error:
             raise BackendError(self._why_lost) from error
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
         """Act on a message; an init that was taken over may say anything, and then loses its sandbox.
+
+        What is taken out of `descriptors` is somebody's; the caller closes the others.
 
         Raises:
             Nonsense: The message means nothing.
@@ -257,6 +322,10 @@ class Channel:
                 status = self._status_in(message)
                 self._known(number).note_ended(status)
                 del self._executions[number]
+            case {"event": "answer", "id": int() as number} if number in self._questions:
+                theirs = descriptors[:1]
+                del descriptors[:1]
+                self._questions.pop(number).note_answer(message, theirs)
             case _:
                 raise Nonsense("its init said what means nothing")
 
@@ -289,7 +358,15 @@ class Channel:
         for execution in self._executions.values():
             execution.note_failed(self._why_lost)
         self._executions.clear()
+        for question in self._questions.values():
+            question.note_lost()
+        self._questions.clear()
         self._link.close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 async def _see_it_end(init: HeldProcess) -> None:

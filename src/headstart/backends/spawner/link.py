@@ -63,19 +63,27 @@ class Link:
                 return
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next message.
+        """Return the next message; descriptors that came with it are closed.
 
         Raises:
             PeerGone: The peer has closed or (`Nonsense`) sends what is no message, or we have closed.
+        """
+        message, descriptors = await self.receive_with()
+        for descriptor in descriptors:  # nobody has reason to send any
+            os.close(descriptor)
+        return message
+
+    async def receive_with(self) -> tuple[dict[str, Any], list[int]]:
+        """Return the next message and the descriptors that came with it, which the caller closes.
+
+        Raises:
+            PeerGone: As `receive`.
         """
         await anyio.lowlevel.checkpoint()  # a peer that floods us must not keep the loop to itself
         while True:
             received = self._receive_now()
             if received is not None:
-                message, descriptors = received
-                for descriptor in descriptors:  # nobody has reason to send us any
-                    os.close(descriptor)
-                return message
+                return received
             try:
                 await anyio.wait_readable(self._sock)
             except anyio.ClosedResourceError as error:

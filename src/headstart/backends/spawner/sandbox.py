@@ -9,26 +9,24 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import anyio
-from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
 from headstart.backends.contract import ByteStreams, Command, Completed, ExitStatus, Usage
+from headstart.backends.output import communicate
 from headstart.backends.spawner.channel import Channel, Execution
+from headstart.backends.spawner.files import SpawnedFiles
 from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
 from headstart.errors import BackendError
 from headstart.ids import SandboxId
 
-__all__ = ["AttachedCommand", "SpawnedSandbox"]
+__all__ = ["CommandStreams", "SpawnedSandbox"]
 
 _ALWAYS_SET = ("PATH", "HOME", "TMPDIR")
-_OUTPUT_LIMIT_BYTES = 1 << 20
-_LINGER_S = 0.2
-"""How long after a command's end output is still awaited from what it left running."""
 _POLITE_S = 1.0
 """How long an attached command may take to end: after stdin closes, and after SIGTERM."""
 
 
 @dataclass(slots=True, kw_only=True)
-class AttachedCommand:
+class CommandStreams:
     """Implements `ByteStreams`."""
 
     stdin: PipeSendStream
@@ -44,12 +42,6 @@ class AttachedCommand:
         await self.execution.signal(signal.SIGTERM)
 
 
-@dataclass(slots=True)
-class _Output:
-    data: bytearray
-    cut: bool = False
-
-
 class SpawnedSandbox:
     """Implements `RunningSandbox` over a `Channel`; backends add usage, priority and removal."""
 
@@ -62,6 +54,7 @@ class SpawnedSandbox:
         self._channel = channel
         self._entry = entry
         self._base_env = {name: entry.env[name] for name in _ALWAYS_SET if name in entry.env}
+        self._files = SpawnedFiles(channel, home=entry.env.get("HOME", "/"))
         self._polite = polite
         self._attached = False
         self._closed = False
@@ -69,6 +62,10 @@ class SpawnedSandbox:
     @property
     def id(self) -> SandboxId:
         return self._id
+
+    @property
+    def files(self) -> SpawnedFiles:
+        return self._files
 
     @property
     def polite(self) -> bool:
@@ -82,18 +79,22 @@ class SpawnedSandbox:
 
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
         """See `RunningSandbox.run`."""
+        async with self.start(command) as streams:
+            with anyio.fail_after(timeout_s):
+                return await communicate(streams, stdin)
+
+    @asynccontextmanager
+    async def start(self, command: Command) -> AsyncGenerator[ByteStreams]:
+        """See `RunningSandbox.start`."""
         complete = replace(command, env={**self._base_env, **command.env}, cwd=command.cwd or self._entry.cwd)
         pipes = StdioPipes.open()
         try:
             execution = await self._execute(complete, pipes, (), own_tree=True)
             try:
-                with anyio.fail_after(timeout_s):
-                    return await _communicate(execution, pipes, stdin)
+                yield _streams(pipes, execution)
             finally:
                 if not execution.has_ended:
-                    with anyio.CancelScope(shield=True):
-                        await execution.kill()
-                        await _ends_soon(execution)
+                    await _end_at_once(execution)
         finally:
             pipes.close()
 
@@ -107,7 +108,7 @@ class SpawnedSandbox:
             raise BackendError(f"{self._id}: the entry command has been started already")
         self._attached = True
         pipes, execution = await self._start_entry(descriptors)
-        entry = AttachedCommand(stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr, execution=execution)
+        entry = _streams(pipes, execution)
         try:
             yield entry
         finally:
@@ -162,40 +163,8 @@ class SpawnedSandbox:
             await self._remove()
 
 
-async def _communicate(execution: Execution, pipes: StdioPipes, stdin: bytes) -> Completed:
-    stdout, stderr = _Output(bytearray()), _Output(bytearray())
-    status = ExitStatus()
-    async with anyio.create_task_group() as readers:
-        readers.start_soon(_feed, pipes.stdin, stdin)
-        async with anyio.create_task_group() as collectors:
-            collectors.start_soon(_collect, pipes.stdout, stdout)
-            collectors.start_soon(_collect, pipes.stderr, stderr)
-            status = await execution.wait()
-            collectors.cancel_scope.deadline = anyio.current_time() + _LINGER_S
-        readers.cancel_scope.cancel()
-    return Completed(
-        status=status, stdout=bytes(stdout.data), stderr=bytes(stderr.data), truncated=stdout.cut or stderr.cut
-    )
-
-
-async def _feed(pipe: PipeSendStream, data: bytes) -> None:
-    try:
-        await pipe.send(data)
-    except (BrokenResourceError, ClosedResourceError):
-        pass  # a command need not read its input
-    finally:
-        pipe.close()
-
-
-async def _collect(pipe: PipeReceiveStream, output: _Output) -> None:
-    while True:
-        try:
-            data = await pipe.receive()
-        except EndOfStream:
-            return
-        room = _OUTPUT_LIMIT_BYTES - len(output.data)
-        output.data += data[:room]
-        output.cut = output.cut or len(data) > room
+def _streams(pipes: StdioPipes, execution: Execution) -> CommandStreams:
+    return CommandStreams(stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr, execution=execution)
 
 
 async def _end_politely(execution: Execution) -> int | None:

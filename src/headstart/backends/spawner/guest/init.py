@@ -9,9 +9,11 @@ Messages in:
     `{"op": "exec", "id", "argv", "env", "cwd", "own_tree"}` with descriptors for 0, 1, 2, …
     `{"op": "signal", "id", "signal"}`   to the command's process group
     `{"op": "kill", "id"}`               SIGKILL to the command and everything below it
+    `{"op": "open" | …, "id", "path"}`   something about files, see `files`
 
 Messages out: `{"event": "ready"}`, `{"event": "started", "id", "pid"}`,
-`{"event": "failed", "id", "errno", "error"}`, `{"event": "exited", "id", "code" | "signal"}`.
+`{"event": "failed", "id", "errno", "error"}`, `{"event": "exited", "id", "code" | "signal"}`,
+`{"event": "answer", "id", …}` about files, with the descriptor that was asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from headstart.backends.spawner.guest import processes, syscalls
+from headstart.backends.spawner.guest import files, processes, syscalls
 from headstart.backends.spawner.guest.wire import PeerGone, Wire
 
 __all__ = ["Init", "reset_signals", "set_limits"]
@@ -136,6 +138,9 @@ class Init:
             message, descriptors = received
             if message["op"] == "exec":
                 self._execute(message, descriptors)
+            elif message["op"] in files.OPERATIONS:
+                told, opened = files.answer(message)
+                self._wire.send({"event": "answer", "id": message["id"], **told}, opened)
             else:
                 self._signal(message)
 

@@ -69,6 +69,13 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
+PROC_SUPER_MAGIC = 0x9FA0
+SYSFS_MAGIC = 0x62656572
+CGROUP_SUPER_MAGIC = 0x27E0EB
+CGROUP2_SUPER_MAGIC = 0x63677270
+
+_STATFS_BYTES = 256
+"""More than the kernel's structure has anywhere."""
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
@@ -176,6 +183,13 @@ def move_mount(descriptor: int, target: str) -> None:
         os.fsencode(target),
         ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH),
     )
+
+
+def filesystem_of(descriptor: int) -> int:
+    """Return the magic number of the filesystem that something open lies on, as `statfs(2)` lists them."""
+    facts = ctypes.create_string_buffer(_STATFS_BYTES)
+    _check(_libc.fstatfs(descriptor, facts), "fstatfs")
+    return ctypes.c_long.from_buffer(facts).value
 
 
 def prctl(option: int, argument: int = 0, more: int = 0) -> int:

@@ -45,7 +45,7 @@ class Wire:
         self._sock = sock
         self.peer_pid = 0
         """Who sent the latest message, where the kernel was asked to say so (`SO_PASSCRED`)."""
-        self._outbox: collections.deque[bytes] = collections.deque()
+        self._outbox: collections.deque[tuple[dict[str, Any], list[int]]] = collections.deque()
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -55,15 +55,15 @@ class Wire:
         """Whether messages wait for the peer; then poll for writability and `flush`."""
         return bool(self._outbox)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send or queue a message.
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send or queue a message; the descriptors that go with it are closed here once it is sent.
 
         Raises:
             PeerGone: The peer has closed or its backlog is full.
         """
         if len(self._outbox) >= _OUTBOX_LIMIT:
             raise PeerGone("the peer does not read")
-        self._outbox.append(json.dumps(message).encode())
+        self._outbox.append((message, list(descriptors)))
         self.flush()
 
     def send_with(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
@@ -88,13 +88,16 @@ class Wire:
     def flush(self) -> None:
         """Send what is queued, as far as the peer takes it."""
         while self._outbox:
+            message, descriptors = self._outbox[0]
             try:
-                self._sock.send(self._outbox[0], socket.MSG_NOSIGNAL)
+                self.send_with(message, descriptors)
             except BlockingIOError:
                 return
             except OSError as error:
                 raise PeerGone(str(error)) from error
             self._outbox.popleft()
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """Return the next message and its descriptors, or None if there is none now.

@@ -1,0 +1,211 @@
+"""`Sandbox`, what a user holds of one, and `Sandboxes`, which has them in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import platformdirs
+
+from headstart.backends.contract import (
+    Backend,
+    ByteStreams,
+    Command,
+    Files,
+    Identity,
+    Prepared,
+    RunningSandbox,
+    Template,
+    Usage,
+)
+from headstart.backends.local import open_local_backend
+from headstart.backends.output import Kept, Sink, take_output
+from headstart.backends.process import open_process_backend
+from headstart.errors import CommandTimedOut
+from headstart.ids import IdSource, RandomIds, SandboxId
+from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.result import CommandResult
+
+__all__ = ["OnOutput", "Sandbox", "Sandboxes"]
+
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], Awaitable[None]]
+"""Takes output as it comes, in chunks; while it is at one, the command's next ones wait."""
+
+
+class Sandbox:
+    """An isolated environment: files, processes, network of its own.
+
+    Made by `Sandbox.create`, or, where there are several, by `Sandboxes.create`; it ends with the block.
+    A command that fails is a `CommandResult`; a sandbox that fails raises `BackendError`.
+    """
+
+    def __init__(self, running: RunningSandbox, options: SandboxOptions) -> None:
+        self._running = running
+        self._env = options.environment()
+
+    @staticmethod
+    @asynccontextmanager
+    async def create(**options: Any) -> AsyncGenerator[Sandbox]:
+        """Create one sandbox; when the block is left, nothing of it is.
+
+        Args:
+            options: Fields of `SandboxOptions`: `create(network="host", memory_mb=4000)`.
+
+        Raises:
+            ConfigError: An option cannot be used.
+            BackendUnavailable: Sandboxes cannot be isolated on this machine; the message says why.
+            BackendError: It could not be started.
+        """
+        async with Sandboxes.open() as sandboxes, sandboxes.create(SandboxOptions(**options)) as box:
+            yield box
+
+    @property
+    def id(self) -> SandboxId:
+        return self._running.id
+
+    @property
+    def files(self) -> Files:
+        """Its files: `read`, `write`, `list`, `stat`, `make_folder`, `rename`, `remove`."""
+        return self._running.files
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes = b"",
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> CommandResult:
+        """Run a command to its end. If cancelled, it is killed with all that it started.
+
+        Args:
+            command: A line for bash, or a program and its arguments.
+            cwd: Where it runs; the home, unless said.
+            env: Added to the environment.
+            stdin: What it reads.
+            timeout_s: How long it may take.
+            on_output: Gets all that it says, as it comes; the result has none of it then.
+
+        Raises:
+            CommandTimedOut: It took longer; it was killed.
+            BackendError: The sandbox is gone, or there is no such program.
+        """
+        stdout, stderr = Kept(), Kept()
+        try:
+            async with self.start(command, cwd=cwd, env=env) as streams:
+                with anyio.fail_after(timeout_s):
+                    status = await take_output(
+                        streams,
+                        stdin.encode() if isinstance(stdin, str) else stdin,
+                        stdout=stdout if on_output is None else _told(on_output, "stdout"),
+                        stderr=stderr if on_output is None else _told(on_output, "stderr"),
+                    )
+        except TimeoutError as exc:
+            raise CommandTimedOut(f"{_shown(command)} had not ended after {timeout_s:g} s, and was killed") from exc
+        return CommandResult(
+            status=status,
+            stdout=stdout.data.decode(errors="replace"),
+            stderr=stderr.data.decode(errors="replace"),
+            truncated=stdout.cut or stderr.cut,
+        )
+
+    def start(
+        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[ByteStreams]:
+        """Start a command and yield its `stdin`, `stdout` and `stderr`, to talk with it.
+
+        Who does not read its output holds it up. When the block is left, it is killed with all that it started.
+
+        Raises:
+            BackendError: The sandbox is gone, or there is no such program.
+        """
+        argv = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
+        return self._running.start(Command(argv=argv, env={**self._env, **(env or {})}, cwd=cwd))
+
+    async def usage(self) -> Usage:
+        """Return what it uses now: memory, processes, and the CPU time so far."""
+        return await self._running.usage()
+
+    async def kill(self) -> None:
+        """End it now, and everything in it. Idempotent."""
+        await self._running.aclose()
+
+
+class Sandboxes:
+    """Sandboxes of this process, as many as wanted; opened with `Sandboxes.open`.
+
+    What they have in common is prepared once: the first sandbox takes some 100 ms, each other one
+    a few.
+    """
+
+    def __init__(self, backend: Backend, ids: IdSource) -> None:
+        self._backend = backend
+        self._ids = ids
+        self._preparing = anyio.Lock()
+        self._prepared: list[Prepared] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, *, backend: str = "local", state_dir: Path | None = None) -> AsyncGenerator[Sandboxes]:
+        """Be able to create sandboxes; when the block is left, all have ended and nothing of them is left.
+
+        Args:
+            backend: `"local"`, or `"process"`: no isolation at all, for machines that cannot isolate.
+            state_dir: Where their folders are, while they live.
+
+        Raises:
+            BackendUnavailable: The backend cannot run on this machine; the message says why.
+        """
+        folder = state_dir or platformdirs.user_state_path("headstart") / "sandboxes"
+        opened = open_process_backend(folder) if backend == "process" else open_local_backend(folder)
+        async with opened as running, AsyncExitStack() as stack:
+            sandboxes = cls(running, RandomIds())
+            stack.push_async_callback(sandboxes.let_go)
+            yield sandboxes
+
+    @asynccontextmanager
+    async def create(self, options: SandboxOptions | None = None) -> AsyncGenerator[Sandbox]:
+        """Create a sandbox; when the block is left, nothing of it is.
+
+        Raises:
+            ConfigError: An option cannot be used.
+            BackendError: It could not be started.
+        """
+        chosen = options or SandboxOptions()
+        prepared = await self._prepare(chosen.template())
+        running = await self._backend.start(prepared, Identity(sandbox=SandboxId(self._ids.new("box"))))
+        try:
+            yield Sandbox(running, chosen)
+        finally:
+            await running.aclose()
+
+    async def _prepare(self, template: Template) -> Prepared:
+        async with self._preparing:
+            for prepared in self._prepared:
+                if prepared.template == template:
+                    return prepared
+            prepared = await self._backend.prepare(template)
+            self._prepared.append(prepared)
+            return prepared
+
+    async def let_go(self) -> None:
+        """Let go of what was prepared; `open` does it."""
+        with anyio.CancelScope(shield=True):
+            for prepared in self._prepared:
+                await prepared.aclose()
+
+
+def _told(on_output: OnOutput, name: Literal["stdout", "stderr"]) -> Sink:
+    async def tell(chunk: bytes) -> None:
+        await on_output(name, chunk)
+
+    return tell
+
+
+def _shown(command: str | Sequence[str]) -> str:
+    return repr(command if isinstance(command, str) else " ".join(command))
