@@ -111,6 +111,16 @@ def bench_start(*, quick: QuickOption = False, json: JsonOption = False, runs: R
     _finish(anyio.run(lambda: start.run(quick=quick)), _run_folder(runs, "start"), json=json)
 
 
+@app.command("sandbox")
+def bench_sandbox(*, quick: QuickOption = False, json: JsonOption = False, runs: RunsOption = _RUNS) -> None:
+    """What a sandbox costs its user: creating it, commands, output."""
+    import anyio
+
+    from headstart.bench import sandbox
+
+    _finish(anyio.run(lambda: sandbox.run(quick=quick)), _run_folder(runs, "sandbox"), json=json)
+
+
 @app.command("proxy")
 def bench_proxy(*, quick: QuickOption = False, json: JsonOption = False, runs: RunsOption = _RUNS) -> None:
     """What the proxy adds to a stream, and the gateway to a call."""
