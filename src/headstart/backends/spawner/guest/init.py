@@ -19,7 +19,6 @@ Messages out: `{"event": "ready"}`, `{"event": "started", "id", "pid"}`,
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import resource
 import select
@@ -28,12 +27,10 @@ import socket
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from headstart.backends.spawner.guest import files, processes, syscalls
+from headstart.backends.spawner.guest import commands, files, processes, syscalls
 from headstart.backends.spawner.guest.wire import PeerGone, Wire
 
 __all__ = ["Init", "reset_signals", "set_limits"]
-
-_ABOVE_ANY_STDIO = 256
 
 
 def reset_signals() -> None:
@@ -157,26 +154,20 @@ class Init:
             return
         if message["op"] == "signal":
             _send_signal(-pid, message["signal"])
-            return
-        for victim in [-pid, pid, *processes.descendants(pid)]:
-            _send_signal(victim, signal.SIGKILL)
+        else:
+            commands.kill_tree(message["id"], pid)
 
     def _execute(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Fork and exec. Fork, not spawn: a command that is to keep its tree together must say so itself."""
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        program = _find(message["argv"][0], message["env"].get("PATH", os.defpath), message["cwd"])
-        pid = os.fork()
-        if pid == 0:
-            _become(program, message, descriptors, write_end, dies_with_parent=not self._ends_with_namespace)
-        for descriptor in [*descriptors, write_end]:
-            os.close(descriptor)
-        trouble = os.read(read_end, 16)  # nothing once exec succeeded, and always soon
-        os.close(read_end)
-        if trouble:
-            number = int(trouble)
-            os.waitpid(pid, 0)
+        start = commands.start_marked if self._ends_with_namespace else commands.start_by_fork
+        try:
+            pid = start(message, descriptors)
+        except OSError as error:
+            number = error.errno or errno.EIO
             self._wire.send({"event": "failed", "id": message["id"], "errno": number, "error": os.strerror(number)})
             return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
         self._running[message["id"]] = pid
         self._wire.send({"event": "started", "id": message["id"], "pid": pid})
 
@@ -200,41 +191,3 @@ def _send_signal(pid: int, number: int) -> None:
     except OSError as error:
         if error.errno != errno.ESRCH:
             raise
-
-
-def _find(name: str, path: str, folder: str | None) -> str:
-    """Look a program up in `path`, as execvp does; "" if it is nowhere."""
-    if "/" in name:
-        return name
-    candidates = [os.path.join(folder or "", part, name) for part in path.split(":")]
-    return next((found for found in candidates if os.access(found, os.X_OK) and not os.path.isdir(found)), "")
-
-
-def _become(
-    program: str, message: dict[str, Any], descriptors: list[int], trouble: int, *, dies_with_parent: bool
-) -> NoReturn:
-    """Turn this fresh fork into the command; report through `trouble` if that is impossible.
-
-    Signals need no care: exec itself takes our one handler back, and none is ignored.
-    """
-    try:
-        os.setsid()
-        _place(descriptors)
-        if message.get("own_tree"):
-            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-        if dies_with_parent:
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if message["cwd"] is not None:
-            os.chdir(message["cwd"])
-        os.execve(program, message["argv"], message["env"])
-    except OSError as error:
-        os.write(trouble, b"%d" % (error.errno or errno.EIO))
-    finally:
-        os._exit(127)
-
-
-def _place(descriptors: list[int]) -> None:
-    """Make the descriptors 0, 1, 2, … of the command; all others close on exec."""
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_ANY_STDIO) for descriptor in descriptors]
-    for number, descriptor in enumerate(moved):
-        os.dup2(descriptor, number)
