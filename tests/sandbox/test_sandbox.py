@@ -104,6 +104,23 @@ async def test_who_takes_output_slowly_holds_the_command_up_and_loses_nothing(bo
     assert sum(chunks) == 300_000
 
 
+async def test_input_can_come_as_it_does_and_ends_with_the_command(box: headstart.Sandbox) -> None:
+    heard = anyio.Event()
+
+    async def on_output(name: str, chunk: bytes) -> None:
+        heard.set()
+
+    async def lines() -> AsyncGenerator[bytes]:
+        yield b"one\n"
+        await heard.wait()  # the first was read before there was a second
+        yield b"two\n"
+        await anyio.Event().wait()  # and it would go on for ever
+
+    with anyio.fail_after(20):
+        assert (await box.run("head -n 1; head -n 1 > second", stdin=lines(), on_output=on_output)).ok
+    assert await box.files.read("second") == b"two\n"
+
+
 async def test_what_raises_while_it_takes_output_ends_the_command_and_is_raised(box: headstart.Sandbox) -> None:
     async def refuse(name: str, chunk: bytes) -> None:
         raise LookupError("not mine")

@@ -7,7 +7,8 @@ read until it has been silent for a while.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
+from functools import partial
 
 import anyio
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
@@ -49,11 +50,15 @@ async def communicate(streams: ByteStreams, stdin: bytes) -> Completed:
     return Completed(status=status, stdout=stdout.data, stderr=stderr.data, truncated=stdout.cut or stderr.cut)
 
 
-async def take_output(streams: ByteStreams, stdin: bytes, *, stdout: Sink, stderr: Sink) -> ExitStatus:
-    """Give a command its input and its output to the sinks; return how it ended, after the last of it.
+async def take_output(
+    streams: ByteStreams, stdin: bytes | AsyncIterable[bytes], *, stdout: Sink, stderr: Sink
+) -> ExitStatus:
+    """Give a command its input, at once or as it comes, and its output to the sinks; return how it ended.
+
+    It returns after the last of the output, whether or not there is more input.
 
     Raises:
-        Exception: What a sink raises goes on, as it is; so does what waiting for the command raises.
+        Exception: What a sink or the input raises goes on, as it is; so does what waiting for the command raises.
     """
     drains = (_Drain(streams.stdout, stdout), _Drain(streams.stderr, stderr))
     statuses: list[ExitStatus] = []
@@ -73,8 +78,8 @@ async def take_output(streams: ByteStreams, stdin: bytes, *, stdout: Sink, stder
             talking.cancel_scope.cancel()
 
     async with anyio.create_task_group() as feeding:
-        feeding.start_soon(_feed, streams.stdin, stdin)
         async with anyio.create_task_group() as talking:
+            feeding.start_soon(attempt, partial(_feed, streams.stdin, stdin))
             for work in (*(drain.run for drain in drains), wait):
                 talking.start_soon(attempt, work)
         feeding.cancel_scope.cancel()
@@ -113,9 +118,13 @@ class _Drain:
         return b""
 
 
-async def _feed(pipe: ByteSendStream, data: bytes) -> None:
+async def _feed(pipe: ByteSendStream, data: bytes | AsyncIterable[bytes]) -> None:
     try:
-        await pipe.send(data)
+        if isinstance(data, bytes):
+            await pipe.send(data)
+        else:
+            async for chunk in data:
+                await pipe.send(chunk)
     except (BrokenResourceError, ClosedResourceError):
         pass  # a command need not read its input
     finally:

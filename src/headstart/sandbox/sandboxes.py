@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -77,7 +77,7 @@ class Sandbox:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: str | bytes = b"",
+        stdin: str | bytes | AsyncIterable[bytes] = b"",
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> CommandResult:
@@ -87,7 +87,7 @@ class Sandbox:
             command: A line for bash, or a program and its arguments.
             cwd: Where it runs; the home, unless said.
             env: Added to the environment.
-            stdin: What it reads.
+            stdin: What it reads, at once or as it comes.
             timeout_s: How long it may take.
             on_output: Gets all that it says, as it comes; the result has none of it then.
 

@@ -8,6 +8,7 @@ kernel says who sent the first message, and from then on that process is held by
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ __all__ = ["Channel", "Execution"]
 _READY_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 3.0
 
+_NOT_SEEN = "a sandbox sees the system's folders and its mounts: correct the name or the folder, or mount what it is in"
+
 ADOPTED = 0
 """The execution id of a process that the init did not start itself (a zygote's fork)."""
 
@@ -38,6 +41,7 @@ class Execution:
         self._started = anyio.Event()
         self._ended = anyio.Event()
         self._failure: str | None = None
+        self._hint: str | None = None
         self._status: ExitStatus | None = None
         self.pid: int | None = None
         """Its pid as the init sees it."""
@@ -54,7 +58,7 @@ class Execution:
         """
         await self._started.wait()
         if self._failure is not None:
-            raise BackendError(self._failure)
+            raise BackendError(self._failure, hint=self._hint)
 
     async def wait(self) -> ExitStatus:
         """Return how the command ended. Cancelling leaves it running.
@@ -79,9 +83,9 @@ class Execution:
         self.pid = pid
         self._started.set()
 
-    def note_failed(self, reason: str) -> None:
+    def note_failed(self, reason: str, *, hint: str | None = None) -> None:
         """Neither started nor running: `reason` is told to whoever waits."""
-        self._failure = reason
+        self._failure, self._hint = reason, hint
         self._started.set()
         self._ended.set()
 
@@ -214,7 +218,7 @@ class Channel:
             await execution[1].wait_started()
         except BackendError as error:
             self._executions.pop(execution[0], None)
-            raise BackendError(f"cannot run {command.argv[0]!r}: {error}") from error
+            raise BackendError(f"cannot run {command.argv[0]!r}: {error}", hint=error.hint) from error
         except BaseException:
             with anyio.move_on_after(1, shield=True):
                 await execution[1].kill()
@@ -316,7 +320,8 @@ class Channel:
             case {"event": "started", "id": int() as number, "pid": int() as pid}:
                 self._known(number).note_started(pid)
             case {"event": "failed", "id": int() as number, "error": error}:
-                self._known(number).note_failed(str(error))
+                hint = _NOT_SEEN if message.get("errno") == errno.ENOENT else None
+                self._known(number).note_failed(str(error), hint=hint)
                 del self._executions[number]
             case {"event": "exited", "id": int() as number}:
                 status = self._status_in(message)
