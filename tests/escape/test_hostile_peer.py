@@ -377,7 +377,7 @@ async def test_an_answer_without_what_was_asked_for_is_a_backend_error(act: File
     async with taken_over(connected) as (files, init):
         error = await told(act(files), init, CREATED)
         assert isinstance(error, BackendError)
-        assert "handed nothing out" in str(error)
+        assert "nothing was handed out" in str(error)
 
 
 async def test_of_many_descriptors_one_is_used_and_none_stays_open(connected: Connected) -> None:

@@ -280,7 +280,11 @@ class Files(Protocol):
         """Write a file, at once: whoever reads it meanwhile sees the old content or the new, whole.
 
         Missing folders are made. A file that is there keeps its mode; of a link, the target is written.
-        If it fails or is cancelled, the file is what it was.
+        Its folder must be writable, and a mount of a single file cannot be written so. If it fails or is
+        cancelled, the file is what it was.
+
+        Raises:
+            OSError: `EINVAL` if a device, FIFO or socket is there.
         """
         ...
 

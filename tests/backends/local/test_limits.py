@@ -47,6 +47,31 @@ async def test_a_memory_bomb_is_killed_and_told_apart_from_other_kills(tmp_path:
         await sandbox.aclose()
 
 
+async def test_files_that_use_up_the_memory_cost_the_command_and_not_the_sandbox(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        limited(backend)
+        prepared = await backend.prepare(template(limits=Limits(memory_bytes=60_000_000, scratch_bytes=None)))
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        assert await output(sandbox, "cat /proc/1/oom_score_adj") == "0"
+        done = await sandbox.run(shell("exec head -c 200000000 /dev/zero > /tmp/big"), timeout_s=30)
+        assert (done.status.signal, done.status.out_of_memory) == (9, True)
+        await sandbox.aclose()
+
+
+async def test_a_kill_for_memory_is_told_of_the_command_that_it_ended_alone(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        limited(backend)
+        prepared = await backend.prepare(template(limits=Limits(memory_bytes=60_000_000)))
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
+        below = await sandbox.run(shell("tail /dev/zero; exit $?"), timeout_s=30)
+        assert (below.status.code, below.status.out_of_memory) == (137, True)
+        survived = await sandbox.run(shell("tail /dev/zero; exit 0"), timeout_s=30)
+        assert (survived.status.code, survived.status.out_of_memory) == (0, False)
+        after = await sandbox.run(shell("kill -9 $$"))
+        assert (after.status.signal, after.status.out_of_memory) == (9, False)
+        await sandbox.aclose()
+
+
 async def test_the_private_folders_are_limited_together(tmp_path: Path) -> None:
     async with sandbox_in(tmp_path, template(limits=Limits(scratch_bytes=5_000_000))) as sandbox:
         done = await sandbox.run(shell("head -c 3000000 /dev/zero > ~/a && head -c 3000000 /dev/zero > /tmp/b"))

@@ -91,8 +91,7 @@ class LocalSandbox(SpawnedSandbox):
         self._client = client
         self._groups = groups
         self._group = str(started.facts["group"])
-        self._kills_told = 0
-        started.channel.ask_about_kills(self._ran_out_of_memory)
+        started.channel.ask_about_kills(self._count_kills)
 
     async def raise_priority(self) -> None:
         self._groups.raise_priority(self._group)
@@ -105,10 +104,8 @@ class LocalSandbox(SpawnedSandbox):
             return await anyio.to_thread.run_sync(tree_usage, self.pid)
         return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1))
 
-    def _ran_out_of_memory(self) -> bool:
-        kills = self._groups.kills_for_memory(self._group)
-        told, self._kills_told = self._kills_told, kills
-        return kills > told
+    def _count_kills(self) -> int:
+        return self._groups.kills_for_memory(self._group)
 
     async def _remove(self) -> None:
         await self._client.close(self.id, self._channel)
@@ -268,7 +265,7 @@ class LocalBackend:
         group = ForkGroup(
             self._groups, f"{_FORK_PREFIX}{next(self._keys)}", nest.template.limits, background=background
         )
-        fork.channel.ask_about_kills(group.ran_out_of_memory)
+        fork.channel.ask_about_kills(group.count_kills)
         self._client.run_soon(partial(group.take_in, fork.channel.pid, below=self._client.pid))
         return ForkedSandbox(
             identity.sandbox,

@@ -28,7 +28,6 @@ class ForkGroup:
         self._limits = limits
         self._background = background
         self._removed = False
-        self._kills_told = 0
         self._changing = threading.Lock()
 
     def take_in(self, root: int, *, below: int) -> None:
@@ -51,11 +50,9 @@ class ForkGroup:
             self._background = False
             self._groups.raise_priority(self._name)
 
-    def ran_out_of_memory(self) -> bool:
-        """Tell whether the kernel has killed for memory since this was last asked. Does not wait for the others."""
-        kills = self._groups.kills_for_memory(self._name)
-        told, self._kills_told = self._kills_told, kills
-        return kills > told
+    def count_kills(self) -> int:
+        """Return how often the kernel has killed for memory. Does not wait for the others."""
+        return self._groups.kills_for_memory(self._name)
 
     def remove(self) -> None:
         with self._changing:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 from headstart.backends.contract import Command, ExitStatus
 from headstart.backends.spawner.held import HeldProcess
@@ -28,6 +29,8 @@ _END_TIMEOUT_S = 3.0
 
 _NOT_SEEN = "a sandbox sees the system's folders and its mounts: correct the name or the folder, or mount what it is in"
 
+_KILLED_BELOW = 128 + signal.SIGKILL
+
 ADOPTED = 0
 """The execution id of a process that the init did not start itself (a zygote's fork)."""
 
@@ -35,7 +38,9 @@ ADOPTED = 0
 class Execution:
     """A command that was started in a sandbox."""
 
-    def __init__(self, channel: Channel, number: int) -> None:
+    def __init__(self, channel: Channel, number: int, *, kills_before: int) -> None:
+        """`kills_before` is how often the kernel had killed for memory in its sandbox when it was started."""
+        self.kills_before = kills_before
         self._channel = channel
         self._number = number
         self._started = anyio.Event()
@@ -140,9 +145,10 @@ class Channel:
         self._link = link
         self._spawner = spawner
         self._init: HeldProcess | None = None
-        self._ran_out_of_memory: Callable[[], bool] | None = None
+        self._count_kills: Callable[[], int] = lambda: 0
         self._executions: dict[int, Execution] = {}
         self._questions: dict[int, Question] = {}
+        self._tasks: TaskGroup | None = None
         self._next_number = ADOPTED + 1
         self._ready = anyio.Event()
         self._ended = anyio.Event()
@@ -151,14 +157,26 @@ class Channel:
 
     async def serve(self) -> None:
         """Take the init's messages until it is gone or `close` is called, and see it end."""
-        try:
-            await self._take_messages()
-            if self._init is not None:
-                await _see_it_end(self._init)
-        finally:
-            self._ended.set()
-            if self._init is not None:
-                self._init.close()
+        async with anyio.create_task_group() as self._tasks:
+            try:
+                await self._take_messages()
+                if self._init is not None:
+                    await _see_it_end(self._init)
+            finally:
+                self._ended.set()
+                if self._init is not None:
+                    self._init.close()
+            self._tasks.cancel_scope.cancel()
+
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something in a task of the sandbox's own: whoever asked for it may be cancelled meanwhile. It must not raise.
+
+        Raises:
+            BackendError: The sandbox is gone.
+        """
+        if self.lost.is_set() or self._tasks is None:
+            raise BackendError(self._why_lost)
+        self._tasks.start_soon(work)
 
     async def _take_messages(self) -> None:
         try:
@@ -175,9 +193,9 @@ class Channel:
         finally:
             self._lose()
 
-    def ask_about_kills(self, ran_out_of_memory: Callable[[], bool]) -> None:
-        """From now on, ask this when a command died by SIGKILL."""
-        self._ran_out_of_memory = ran_out_of_memory
+    def ask_about_kills(self, count: Callable[[], int]) -> None:
+        """From now on, ask this how often the kernel has killed in the sandbox because its memory was used up."""
+        self._count_kills = count
 
     async def wait_ready(self) -> None:
         """Return once the sandbox can run commands.
@@ -213,13 +231,17 @@ class Channel:
             "cwd": command.cwd,
             "own_tree": own_tree,
         }
+        was_sent = False
         try:
             await self._send(request, descriptors)
+            was_sent = True
             await execution[1].wait_started()
         except BackendError as error:
             self._executions.pop(execution[0], None)
             raise BackendError(f"cannot run {command.argv[0]!r}: {error}", hint=error.hint) from error
         except BaseException:
+            if not was_sent:
+                self._executions.pop(execution[0], None)
             with anyio.move_on_after(1, shield=True):
                 await execution[1].kill()
             raise
@@ -293,7 +315,7 @@ class Channel:
     def _expect(self, number: int) -> tuple[int, Execution]:
         if self.lost.is_set():
             raise BackendError(self._why_lost)
-        execution = Execution(self, number)
+        execution = Execution(self, number, kills_before=self._count_kills())
         self._executions[number] = execution
         return number, execution
 
@@ -324,8 +346,8 @@ class Channel:
                 self._known(number).note_failed(str(error), hint=hint)
                 del self._executions[number]
             case {"event": "exited", "id": int() as number}:
-                status = self._status_in(message)
-                self._known(number).note_ended(status)
+                execution = self._known(number)
+                execution.note_ended(self._status_in(message, execution.kills_before))
                 del self._executions[number]
             case {"event": "answer", "id": int() as number} if number in self._questions:
                 theirs = descriptors[:1]
@@ -346,18 +368,19 @@ class Channel:
         except KeyError:
             raise Nonsense("its init told of a command that is not running") from None
 
-    def _status_in(self, message: dict[str, Any]) -> ExitStatus:
+    def _status_in(self, message: dict[str, Any], kills_before: int) -> ExitStatus:
         match message:
-            case {"code": int() as code}:
-                return ExitStatus(code=code)
+            case {"code": int() as code}:  # a shell tells so that what it ran was killed
+                return ExitStatus(code=code, out_of_memory=code == _KILLED_BELOW and self._count_kills() > kills_before)
             case {"signal": int() as number}:
-                killed = number == signal.SIGKILL
-                ran_out = killed and self._ran_out_of_memory is not None and self._ran_out_of_memory()
+                ran_out = number == signal.SIGKILL and self._count_kills() > kills_before
                 return ExitStatus(signal=number, out_of_memory=ran_out)
             case _:
                 raise Nonsense("its init told of an end that is none")
 
     def _lose(self) -> None:
+        if self._count_kills() > 0:
+            self._why_lost += ", and its memory had been used up: give it more"
         self.lost.set()
         self._ready.set()
         for execution in self._executions.values():

@@ -4,24 +4,28 @@ The init resolves paths, inside, as the sandbox's user; what it hands out is loo
 it is used, because an init that was taken over may hand out anything. Content is read and
 written by worker threads.
 
-Writing begins with a file that nobody asked for. So that none is left behind, its making and
-placing are not cut short by cancelling; an init that does not answer is waited for a bounded time.
+Cancelling, anyio's or asyncio's own (`wait_for`), ends the waiting at once and the thread soon.
+Writing begins with a file that nobody asked for. So that none is left behind, it is done in a
+task of the sandbox's own, which puts it in its place or removes it, whatever becomes of who waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
+import math
 import os
 import posixpath
 import stat
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import anyio
-import anyio.from_thread
 import anyio.to_thread
 
 from headstart.backends.contract import FileInfo, FileKind
@@ -47,6 +51,7 @@ _MADE_UP = frozenset(
 
 _T = TypeVar("_T")
 _Answer = tuple[dict[str, Any], list[int]]
+_GoOn = Callable[[], bool]
 
 
 class SpawnedFiles:
@@ -58,18 +63,45 @@ class SpawnedFiles:
 
     async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
         """See `Files.read`."""
-        async with self._opened("open", path) as (descriptor, _):
-            return await _in_thread(path, lambda: _read(descriptor, limit_bytes))
+        async with self._opened("open", path) as (opened, _):
+            return await opened.use(path, lambda descriptor, go_on: _read(descriptor, limit_bytes, go_on))
 
     async def write(self, path: str, content: bytes) -> None:
         """See `Files.write`."""
-        async with self._created(path) as (descriptor, place):
-            try:
-                await _in_thread(path, lambda: _write(descriptor, content))
-                _close_all(await self._ask_to_the_end("place", path, **place))
-            except BaseException:
-                await self._forget(place["temporary"])
-                raise
+        self._full(path)
+        writing = _Writing()
+        self._channel.start_soon(lambda: self._write(path, content, writing))
+        try:
+            await writing.done.wait()
+        except BaseException:
+            writing.wanted = False
+            await _wait_out(writing.done)
+            if writing.failure is None and anyio.current_effective_deadline() == -math.inf:
+                return  # it was too late to cancel it; whoever cancelled us is heard at the next checkpoint
+            raise
+        if writing.failure is not None:
+            raise writing.failure
+
+    async def _write(self, path: str, content: bytes, writing: _Writing) -> None:
+        def still_wanted(go_on: _GoOn) -> _GoOn:
+            return lambda: go_on() and writing.wanted
+
+        try:
+            async with self._created(path) as (created, place):
+                try:
+                    await created.use(path, lambda descriptor, go_on: _write(descriptor, content, still_wanted(go_on)))
+                    writing.stop_unless_wanted()
+                    _close_all(await self._ask_in_time("place", path, **place))
+                except BaseException:
+                    await self._forget(place["temporary"])
+                    raise
+        except Exception as failure:  # noqa: BLE001 told to who waits
+            writing.failure = failure
+        except BaseException:
+            writing.failure = BackendError("the sandbox is gone")
+            raise
+        finally:
+            writing.done.set()
 
     async def _forget(self, temporary: str) -> None:
         with anyio.move_on_after(_LAST_ACT_S, shield=True) as scope:
@@ -87,13 +119,13 @@ class SpawnedFiles:
     async def list(self, path: str = ".") -> Sequence[FileInfo]:
         """See `Files.list`."""
         folder = self._shown(path)
-        async with self._opened("open", path) as (descriptor, _):
-            return await _in_thread(path, lambda: _list(descriptor, folder))
+        async with self._opened("open", path) as (opened, _):
+            return await opened.use(path, lambda descriptor, go_on: _list(descriptor, folder, go_on))
 
     async def stat(self, path: str) -> FileInfo:
         """See `Files.stat`."""
-        async with self._opened("look", path) as (descriptor, _):
-            return _info(self._shown(path), await _in_thread(path, lambda: os.fstat(descriptor)))
+        async with self._opened("look", path) as (opened, _):
+            return _info(self._shown(path), await opened.use(path, lambda descriptor, _: os.fstat(descriptor)))
 
     async def make_folder(self, path: str) -> None:
         """See `Files.make_folder`."""
@@ -120,19 +152,20 @@ class SpawnedFiles:
         _close_all(await self._ask(operation, path, **details))
 
     @asynccontextmanager
-    async def _opened(self, operation: str, path: str) -> AsyncGenerator[tuple[int, dict[str, Any]]]:
-        with _closing(await self._ask(operation, path)) as (told, descriptors):
-            yield _one_of(descriptors, path), told
+    async def _opened(self, operation: str, path: str) -> AsyncGenerator[tuple[_Opened, dict[str, Any]]]:
+        answer = await self._ask(operation, path)
+        with _closing(answer, path) as opened:
+            yield opened, answer[0]
 
     @asynccontextmanager
-    async def _created(self, path: str) -> AsyncGenerator[tuple[int, dict[str, Any]]]:
+    async def _created(self, path: str) -> AsyncGenerator[tuple[_Opened, dict[str, Any]]]:
         """Yield a new file beside `path`, and what `place` is to be told about it."""
-        with _closing(await self._ask_to_the_end("create", path)) as (told, descriptors):
-            yield _one_of(descriptors, path), _place_in(told)
+        answer = await self._ask_in_time("create", path)
+        with _closing(answer, path) as opened:
+            yield opened, _place_in(answer[0])
 
-    async def _ask_to_the_end(self, operation: str, path: str, **details: Any) -> _Answer:
-        """Ask for what has to be known to be done or not: cancelling has no effect meanwhile."""
-        with anyio.move_on_after(_ANSWER_TIMEOUT_S, shield=True):
+    async def _ask_in_time(self, operation: str, path: str, **details: Any) -> _Answer:
+        with anyio.move_on_after(_ANSWER_TIMEOUT_S):
             return await self._ask(operation, path, **details)
         raise BackendError(f"the sandbox did not answer about {path!r} within {_ANSWER_TIMEOUT_S:.0f} s")
 
@@ -149,23 +182,109 @@ class SpawnedFiles:
                 return answer
 
 
+class _Stopped(Exception):
+    """A worker thread has seen that nobody waits for it any more."""
+
+
+@dataclass
+class _Writing:
+    """A write that goes on.
+
+    Attributes:
+        wanted: Whether somebody waits for it. Worker threads look at it.
+        failure: What came of it, once it is `done`.
+    """
+
+    wanted: bool = True
+    failure: Exception | None = None
+    done: anyio.Event = field(default_factory=anyio.Event)
+
+    def stop_unless_wanted(self) -> None:
+        if not self.wanted:
+            raise _Stopped
+
+
+class _Opened:
+    """A descriptor for worker threads; it is closed when its owner and the thread are done with it.
+
+    A thread that nobody waits for any more may run for a while, and a number that was closed
+    under it might be another file's by then.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._changing = threading.Lock()
+        self._in_use = self._closed = False
+
+    async def use(self, path: str, work: Callable[[int, _GoOn], _T]) -> _T:
+        """Do it in a worker thread; an `OSError` is told with the path inside.
+
+        Args:
+            path: What is told.
+            work: Gets the descriptor and a function that says whether to go on.
+        """
+
+        def run() -> _T:
+            if not self._begin():
+                raise _Stopped
+            try:
+                return work(self._descriptor, lambda: not self._closed)
+            finally:
+                self._end()
+
+        try:
+            return await anyio.to_thread.run_sync(run, abandon_on_cancel=True)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
+
+    def _begin(self) -> bool:
+        with self._changing:
+            self._in_use = not self._closed
+            return self._in_use
+
+    def _end(self) -> None:
+        with self._changing:
+            self._in_use = False
+            if self._closed:
+                os.close(self._descriptor)
+
+    def close(self) -> None:
+        """Let go of it, once."""
+        with self._changing:
+            self._closed = True
+            if not self._in_use:
+                os.close(self._descriptor)
+
+
+async def _wait_out(event: anyio.Event) -> None:
+    """Wait for what comes soon, whoever cancels us; asyncio's own cancelling does not know of shields."""
+    with anyio.CancelScope(shield=True):
+        while not event.is_set():
+            try:
+                await event.wait()
+            except asyncio.CancelledError:
+                continue  # whoever is cancelled raises what it got first
+
+
 @contextmanager
-def _closing(answer: _Answer) -> Generator[_Answer]:
+def _closing(answer: _Answer, path: str) -> Generator[_Opened]:
+    """Yield the descriptor of an answer, and close what came with it at the end."""
+    descriptors = answer[1]
+    if not descriptors:
+        raise BackendError(
+            f"nothing was handed out for {path!r}",
+            hint="if this process has as many files open as it may (ulimit -n), do less at once",
+        )
+    opened = _Opened(descriptors[0])
     try:
-        yield answer
+        yield opened
     finally:
-        _close_all(answer)
+        opened.close()
 
 
 def _close_all(answer: _Answer) -> None:
     for descriptor in answer[1]:
         os.close(descriptor)
-
-
-def _one_of(descriptors: Sequence[int], path: str) -> int:
-    if not descriptors:
-        raise BackendError(f"the sandbox opened {path!r} and handed nothing out")
-    return descriptors[0]
 
 
 def _place_in(told: dict[str, Any]) -> dict[str, Any]:
@@ -176,32 +295,26 @@ def _place_in(told: dict[str, Any]) -> dict[str, Any]:
             raise BackendError("the sandbox made a file and does not say where")
 
 
-async def _in_thread(path: str, work: Callable[[], _T]) -> _T:
-    """Do it in a worker thread, which looks itself whether it is cancelled; an `OSError` is told with the path inside."""
-    try:
-        return await anyio.to_thread.run_sync(work)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-
-
-def _read(descriptor: int, limit_bytes: int) -> bytes:
+def _read(descriptor: int, limit_bytes: int, go_on: _GoOn) -> bytes:
     facts = _regular(descriptor)
     if facts.st_size > limit_bytes:
         raise OSError(errno.EFBIG, f"it has {facts.st_size} bytes, and limit_bytes is {limit_bytes}")
     content = bytearray()
     while chunk := os.read(descriptor, min(_CHUNK_BYTES, limit_bytes + 1 - len(content))):
-        anyio.from_thread.check_cancelled()
+        if not go_on():
+            raise _Stopped
         content += chunk
-        if len(content) > limit_bytes:  # it grows, or its size is not told (/proc)
+        if len(content) > limit_bytes:  # it grows
             raise OSError(errno.EFBIG, f"it has more bytes than limit_bytes, {limit_bytes}")
     return bytes(content)
 
 
-def _write(descriptor: int, content: bytes) -> None:
+def _write(descriptor: int, content: bytes, go_on: _GoOn) -> None:
     _regular(descriptor)
     rest = memoryview(content)
     while rest:
-        anyio.from_thread.check_cancelled()
+        if not go_on():
+            raise _Stopped
         rest = rest[os.write(descriptor, rest[:_CHUNK_BYTES]) :]
 
 
@@ -221,10 +334,12 @@ def _regular(descriptor: int) -> os.stat_result:
     return facts
 
 
-def _list(descriptor: int, folder: PurePosixPath) -> list[FileInfo]:
+def _list(descriptor: int, folder: PurePosixPath, go_on: _GoOn) -> list[FileInfo]:
     found: list[FileInfo] = []
     with os.scandir(descriptor) as entries:
         for entry in entries:
+            if not go_on():
+                raise _Stopped
             try:
                 found.append(_info(folder / entry.name, entry.stat(follow_symlinks=False)))
             except FileNotFoundError:

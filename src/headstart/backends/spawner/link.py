@@ -48,6 +48,8 @@ class Link:
             except TimeoutError as error:
                 raise PeerGone("the peer does not read") from error
             except OSError as error:
+                if self._sock.fileno() < 0:
+                    raise PeerGone("closed here") from error
                 raise BackendError(
                     f"cannot send {message['op']!r} to a sandbox: {error}",
                     hint=f"arguments and environment together may take {LARGEST_MESSAGE_BYTES // 1024} KiB",
@@ -92,7 +94,7 @@ class Link:
     def _receive_now(self) -> tuple[dict[str, Any], list[int]] | None:
         if self._sock.fileno() < 0:
             raise PeerGone("closed here")
-        return self._wire.receive()
+        return self._wire.receive(forgiving=True)
 
     @property
     def peer_pid(self) -> int:

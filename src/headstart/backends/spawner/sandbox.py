@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import signal
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
@@ -58,6 +59,7 @@ class SpawnedSandbox:
         self._polite = polite
         self._attached = False
         self._closed = False
+        self._closing = anyio.Lock()
 
     @property
     def id(self) -> SandboxId:
@@ -86,15 +88,18 @@ class SpawnedSandbox:
     @asynccontextmanager
     async def start(self, command: Command) -> AsyncGenerator[ByteStreams]:
         """See `RunningSandbox.start`."""
-        complete = replace(command, env={**self._base_env, **command.env}, cwd=command.cwd or self._entry.cwd)
+        folder = posixpath.join(self._entry.cwd or "/", command.cwd or "")
+        complete = replace(command, env={**self._base_env, **command.env}, cwd=folder)
         pipes = StdioPipes.open()
         try:
             execution = await self._execute(complete, pipes, (), own_tree=True)
             try:
                 yield _streams(pipes, execution)
-            finally:
-                if not execution.has_ended:
-                    await _end_at_once(execution)
+            except BaseException:
+                await _end_at_once(execution)  # with what it left, if it has ended itself
+                raise
+            if not execution.has_ended:
+                await _end_at_once(execution)
         finally:
             pipes.close()
 
@@ -158,9 +163,11 @@ class SpawnedSandbox:
 
     async def aclose(self) -> None:
         """See `RunningSandbox.aclose`."""
-        if not self._closed:
-            self._closed = True
-            await self._remove()
+        with anyio.CancelScope(shield=True):
+            async with self._closing:  # who comes second returns when it has ended, too
+                if not self._closed:
+                    self._closed = True
+                    await self._remove()
 
 
 def _streams(pipes: StdioPipes, execution: Execution) -> CommandStreams:

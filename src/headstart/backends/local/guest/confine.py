@@ -9,6 +9,7 @@ from typing import Any
 
 from headstart.backends.local.guest import lockdown, private, userns
 from headstart.backends.spawner.guest import syscalls
+from headstart.backends.spawner.guest.commands import SparedInit
 from headstart.backends.spawner.guest.init import Init, set_limits
 
 __all__ = ["enter", "fork"]
@@ -76,21 +77,23 @@ def enter(plan: dict[str, Any], wanted: Callable[[], dict[str, int]]) -> None:
     if plan["network"] == "none":
         private.bring_up_loopback()
     socket.sethostname(plan["hostname"])
+    spared = SparedInit()
     lockdown.lock_down(plan, dies_with_parent=False)
-    _leave_init_behind(plan, wanted()["control_fd"])
+    _leave_init_behind(plan, wanted()["control_fd"], spared)
 
 
-def _leave_init_behind(plan: dict[str, Any], control: int) -> None:
+def _leave_init_behind(plan: dict[str, Any], control: int, spared: SparedInit) -> None:
     """Fork: the parent stays as PID 1 and never returns, the child goes on as the server."""
     server = os.fork()
     if server == 0:
-        os.close(control)
+        for descriptor in [control, *spared.descriptors()]:
+            os.close(descriptor)
         os.setsid()
         set_limits(plan["rlimits"])
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # our init alone is hidden
         return
     try:
-        init = Init(control, ends_with_namespace=True, limits=plan["rlimits"])
+        init = Init(control, ends_with_namespace=True, limits=plan["rlimits"], spared=spared)
         init.adopt(0, server)
         init.let_go_of_everything_else()
         init.serve()

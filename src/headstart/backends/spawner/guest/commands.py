@@ -18,33 +18,66 @@ import fcntl
 import os
 import resource
 import signal
+import time
 from typing import Any, NoReturn
 
 from headstart.backends.spawner.guest import processes, syscalls
 
-__all__ = ["kill_tree", "start_by_fork", "start_marked"]
+__all__ = ["SparedInit", "kill_tree", "start_by_fork", "start_marked"]
 
-_ABOVE_ANY_STDIO = 256
 _RLIMIT_LOCKS = 10
-_ROUNDS = 50
+_PATIENCE_S = 1.0
+_MORE_WILLINGLY = 300
+_MOST_WILLINGLY = 1000
 
 
-def start_marked(message: dict[str, Any], descriptors: list[int]) -> int:
+class SparedInit:
+    """Has the kernel kill commands before us when the sandbox's memory is used up.
+
+    What fills the memory may belong to no process (files on a tmpfs are nobody's), and the largest
+    process may be our own. Whatever we start inherits how willingly it is killed, so we are
+    that willing for the moment of the start. Must be made before this process hides itself.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # no /proc, or not ours to write
+            self._score = -1
+        self._usual = int(os.pread(self._score, 16, 0)) if self._score >= 0 else 0
+
+    def descriptors(self) -> list[int]:
+        """What must stay open."""
+        return [self._score] if self._score >= 0 else []
+
+    def be_like_a_command(self) -> None:
+        self._set(min(self._usual + _MORE_WILLINGLY, _MOST_WILLINGLY))
+
+    def be_spared(self) -> None:
+        self._set(self._usual)
+
+    def _set(self, score: int) -> None:
+        if self._score >= 0:
+            os.pwrite(self._score, b"%d" % score, 0)
+
+
+def start_marked(message: dict[str, Any], descriptors: list[int], init: SparedInit) -> int:
     """Start a command whose tree `kill_tree` finds by the message's `id`; return its pid.
 
     Raises:
         OSError: There is no such program or folder, or it cannot be run.
     """
     program = _find(message)
-    placed = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_ANY_STDIO) for descriptor in descriptors]
+    placed = _out_of_the_way(descriptors)
     moves = [(os.POSIX_SPAWN_DUP2, descriptor, number) for number, descriptor in enumerate(placed)]
     before = resource.getrlimit(_RLIMIT_LOCKS)
     try:
-        if message["cwd"] is not None:
-            os.chdir(message["cwd"])
-        resource.setrlimit(_RLIMIT_LOCKS, (message["id"], before[1]))
+        _enter(message["cwd"])
+        resource.setrlimit(_RLIMIT_LOCKS, (_mark_of(message["id"]), before[1]))
+        init.be_like_a_command()
         return os.posix_spawn(program, message["argv"], message["env"], file_actions=moves, setsid=True)
     finally:
+        init.be_spared()
         resource.setrlimit(_RLIMIT_LOCKS, before)
         os.chdir("/")
         for descriptor in placed:
@@ -71,19 +104,24 @@ def start_by_fork(message: dict[str, Any], descriptors: list[int]) -> int:
     return pid
 
 
-def kill_tree(number: int, pid: int) -> None:
-    """Kill a command and all that it started.
+def kill_tree(pid: int | None, *, mark: int | None) -> None:
+    """Kill a command and all that it started; `pid` is None if it has ended itself, `mark` if it has none.
 
-    Whoever forks faster than we read /proc is caught in a later round: what was killed cannot fork.
+    Whoever forks faster than we read /proc is caught in a later round: what was killed cannot
+    fork. For a second we do nothing else.
     """
-    victims = [-pid, pid, *processes.descendants(pid), *_marked(number)]  # first looked for, then killed
-    for _ in range(_ROUNDS):
+    victims = [*_below(pid), *_marked(mark)]  # first looked for, then killed
+    if pid is not None:
+        victims.append(-pid)
+    give_up = time.monotonic() + _PATIENCE_S
+    while victims and time.monotonic() < give_up:
         for victim in victims:
             _kill(victim)
-        known = {pid, *processes.descendants(pid), *_marked(number)}
-        victims = [each for each in known if processes.is_alive(each)]
-        if not victims:
-            return
+        victims = [each for each in (*_below(pid), *_marked(mark)) if processes.is_alive(each)]
+
+
+def _below(pid: int | None) -> list[int]:
+    return [] if pid is None else [pid, *processes.descendants(pid)]
 
 
 def _kill(pid: int) -> None:
@@ -93,9 +131,12 @@ def _kill(pid: int) -> None:
         pass  # it ended by itself
 
 
-def _marked(number: int) -> list[int]:
-    """Return the processes that carry a mark."""
+def _marked(number: int | None) -> list[int]:
+    """Return the processes that carry a command's mark."""
     found: list[int] = []
+    if number is None:
+        return found
+    mark = b"%d" % _mark_of(number)
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -103,9 +144,28 @@ def _marked(number: int) -> list[int]:
                     soft = limits.read().partition(b"Max file locks")[2].split(None, 1)[0]
             except (OSError, IndexError):
                 continue  # it ended while we looked
-            if soft == b"%d" % number:
+            if soft == mark:
                 found.append(int(name))
     return found
+
+
+def _mark_of(number: int) -> int:
+    """Return what a command's tree is marked with: its number, as far as we may set it."""
+    hard = resource.getrlimit(_RLIMIT_LOCKS)[1]
+    return number if hard == resource.RLIM_INFINITY else number % (hard + 1)
+
+
+def _out_of_the_way(descriptors: list[int]) -> list[int]:
+    """Return copies with numbers above all that they are to be moved to."""
+    return [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for descriptor in descriptors]
+
+
+def _enter(folder: str | None) -> None:
+    if folder is not None:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise OSError(error.errno, f"its folder {folder}: {error.strerror}") from error
 
 
 def _find(message: dict[str, Any]) -> str:
@@ -127,16 +187,17 @@ def _become(program: str, message: dict[str, Any], descriptors: list[int], troub
     """
     try:
         os.setsid()
-        moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_ANY_STDIO) for descriptor in descriptors]
+        moved = _out_of_the_way(descriptors)
         for number, descriptor in enumerate(moved):
             os.dup2(descriptor, number)
         if message["own_tree"]:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if message["cwd"] is not None:
-            os.chdir(message["cwd"])
+        _enter(message["cwd"])
         os.execve(program, message["argv"], message["env"])
     except OSError as error:
         os.write(trouble, b"%d" % (error.errno or errno.EIO))
+    except Exception:  # noqa: BLE001 what cannot be an argument
+        os.write(trouble, b"%d" % errno.EINVAL)
     finally:
         os._exit(127)

@@ -30,9 +30,11 @@ def answer(message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         return OPERATIONS[message["op"]](message)
     except OSError as error:
         number = error.errno or errno.EIO
-        return {"errno": number, "error": os.strerror(number)}, []
-    except ValueError:  # a path with a NUL in it
-        return {"errno": errno.EINVAL, "error": os.strerror(errno.EINVAL)}, []
+    except RecursionError:  # of a path that is too deep
+        number = errno.ENAMETOOLONG
+    except Exception:  # noqa: BLE001 what cannot be a path: whoever asks for it must not end the sandbox
+        number = errno.EINVAL
+    return {"errno": number, "error": os.strerror(number)}, []
 
 
 def _open(message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
@@ -60,6 +62,8 @@ def _create(message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     else:
         if stat.S_ISDIR(before.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(before.st_mode):  # whoever listens at a FIFO would be left with nothing
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         if not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         mode = stat.S_IMODE(before.st_mode)

@@ -60,6 +60,7 @@ class Init:
         ends_with_namespace: Exiting ends the sandbox (we are PID 1 of a namespace).
         at_end: Called last, when nothing is left below us.
         limits: Ours, and so every command's; see `set_limits`.
+        spared: Made before this process hid itself; None where that is not to be.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Init:
         lifeline: int | None = None,
         at_end: Callable[[], None] | None = None,
         limits: dict[str, int] | None = None,
+        spared: commands.SparedInit | None = None,
     ) -> None:
+        self._spared = spared or commands.SparedInit()
         self._wire = Wire(socket.socket(fileno=control))
         self._ends_with_namespace = ends_with_namespace
         self._lifeline = lifeline
@@ -81,7 +84,8 @@ class Init:
 
     def descriptors(self) -> list[int]:
         """What must stay open in this process."""
-        return [self._wire.fileno(), self._wake, self._woken] + ([] if self._lifeline is None else [self._lifeline])
+        ours = [self._wire.fileno(), self._wake, self._woken, *self._spared.descriptors()]
+        return ours if self._lifeline is None else [*ours, self._lifeline]
 
     def let_go_of_everything_else(self) -> None:
         """Close what a fork inherited: the server alone may hold its pipes."""
@@ -140,6 +144,7 @@ class Init:
                 self._wire.send({"event": "answer", "id": message["id"], **told}, opened)
             else:
                 self._signal(message)
+            self._report_ended()  # zombies count, and commands may come faster than we are done with them
 
     def _report_ended(self) -> None:
         ended = dict(processes.reap())
@@ -150,20 +155,21 @@ class Init:
 
     def _signal(self, message: dict[str, Any]) -> None:
         pid = self._running.get(message["id"])
-        if pid is None:
-            return
-        if message["op"] == "signal":
+        if message["op"] == "kill":
+            commands.kill_tree(pid, mark=message["id"] if self._ends_with_namespace else None)
+        elif pid is not None:
             _send_signal(-pid, message["signal"])
-        else:
-            commands.kill_tree(message["id"], pid)
 
     def _execute(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        start = commands.start_marked if self._ends_with_namespace else commands.start_by_fork
         try:
-            pid = start(message, descriptors)
-        except OSError as error:
-            number = error.errno or errno.EIO
-            self._wire.send({"event": "failed", "id": message["id"], "errno": number, "error": os.strerror(number)})
+            if self._ends_with_namespace:
+                pid = commands.start_marked(message, descriptors, self._spared)
+            else:
+                pid = commands.start_by_fork(message, descriptors)
+        except Exception as error:  # noqa: BLE001 also for what cannot be an argument: it must not end the sandbox
+            number = getattr(error, "errno", None) or errno.EINVAL
+            told = getattr(error, "strerror", None) or os.strerror(number)
+            self._wire.send({"event": "failed", "id": message["id"], "errno": number, "error": told})
             return
         finally:
             for descriptor in descriptors:

@@ -99,8 +99,10 @@ class Wire:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+    def receive(self, *, forgiving: bool = False) -> tuple[dict[str, Any], list[int]] | None:
         """Return the next message and its descriptors, or None if there is none now.
+
+        If we may have no more descriptors, those that came are closed and `forgiving` takes the message without.
 
         Raises:
             PeerGone: The peer has closed, or (`Nonsense`) sends what is no message.
@@ -114,9 +116,10 @@ class Wire:
             raise PeerGone(str(error)) from error
         descriptors = _descriptors_in(ancillary)
         self.peer_pid = _sender_in(ancillary) or self.peer_pid
-        if not data or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            for descriptor in descriptors:
-                os.close(descriptor)
+        if flags & socket.MSG_CTRUNC or not data or flags & socket.MSG_TRUNC:
+            while descriptors:
+                os.close(descriptors.pop())
+        if not data or flags & socket.MSG_TRUNC or (flags & socket.MSG_CTRUNC and not forgiving):
             raise PeerGone("end of file" if not data else "a message came cut")
         try:
             return _decoded(data), descriptors
