@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from tests.machine import may_make_namespaces
 
 import headstart
-from headstart.errors import BackendError, BackendUnavailable, CommandTimedOut, ConfigError
+from headstart.errors import BackendError, BackendUnavailable, CommandTimedOut, ConfigError, HeadstartError
 
 pytestmark = pytest.mark.anyio
 
@@ -169,19 +170,80 @@ async def test_a_failing_sandbox_is_never_a_failing_command(boxes: headstart.San
         await _expect_gone(box, "true")
 
 
-async def test_what_cannot_be_is_refused_with_the_option_and_the_cure(boxes: headstart.Sandboxes) -> None:
-    for options, told in (
-        (headstart.SandboxOptions(network="all"), r"network: there is no network 'all'"),
-        (headstart.SandboxOptions(mounts={"/usr": "w"}), r"mounts: /usr: 'w' is no way to mount"),
-        (headstart.SandboxOptions(memory_mb=0), r"memory_mb: 0 is not possible"),
-    ):
-        with pytest.raises(ConfigError, match=told) as refused:
-            async with boxes.create(options):
-                pass
-        assert refused.value.hint
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"network": "all"}, "network: there is no network 'all'"),
+        ({"mounts": {"/usr": "w"}}, "mounts: /usr: 'w' is no way to mount"),
+        ({"mounts": {"": "ro"}}, "mounts: a path is empty"),
+        ({"mounts": {"~nobody-there/x": "ro"}}, "mounts: ~nobody-there/x: there is no such user"),
+        ({"mounts": ["/usr"]}, "mounts: ['/usr'] is no mapping"),
+        ({"memory_mb": 0}, "memory_mb: 0 is not possible"),
+        ({"memory_mb": "2000"}, "memory_mb: '2000' is not possible"),
+        ({"cpu_cores": float("nan")}, "cpu_cores: nan is not possible"),
+        ({"pids": 1.5}, "pids: 1.5 is not possible"),
+        ({"disk_mb": 1e15}, "disk_mb: 1000000000000000.0 is not possible"),
+        ({"env": {"A=B": "1"}}, "env: 'A=B': '1' is no variable"),
+        ({"env": {"A": 1}}, "env: 'A': 1 is no variable"),
+    ],
+)
+async def test_an_option_that_cannot_be_is_refused_with_its_name_and_the_cure(
+    boxes: headstart.Sandboxes, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        async with boxes.create(headstart.SandboxOptions(**options)):
+            pass
+    assert (str(refused.value), bool(refused.value.hint)) == (told, True)
+
+
+async def test_a_backend_or_an_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="backend: there is no backend 'bogus'"):
+        async with headstart.Sandboxes.open(backend="bogus"):
+            pass
     with pytest.raises(TypeError, match="netwrok"):
         async with headstart.Sandbox.create(netwrok="none"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "told"),
+    [
+        ([], {}, "there is no program"),
+        (["sleep", 5], {}, "5 is no text"),
+        ("a\0", {}, "'a\\x00' is no text"),
+        ("true", {"env": {"": "1"}}, "env: '': '1' is no variable"),
+        ("true", {"cwd": "\0"}, "'\\x00' is no text"),
+        (["\ud800"], {}, "cannot run '\\ud800'"),
+        ("true", {"cwd": "/nonesuch"}, "cannot run 'bash'"),
+    ],
+    ids=["nothing", "a number", "NUL", "a variable", "a folder", "no UTF-8", "no folder"],
+)
+async def test_what_can_be_no_command_is_refused_and_the_sandbox_lives_on(
+    box: headstart.Sandbox, command: Any, more: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(HeadstartError) as refused:
+        await box.run(command, **more)
+    assert told in str(refused.value)
+    assert (await box.run("echo on")).stdout == "on\n"
+
+
+async def test_a_path_that_is_too_deep_is_refused_and_the_sandbox_lives_on(box: headstart.Sandbox) -> None:
+    deep = "a/" * 1500 + "f"
+    for act in (box.files.make_folder(deep), box.files.read(deep), box.files.write(deep, b"")):
+        with pytest.raises(OSError, match="a/a/a"):
+            await act
+    assert (await box.run("echo on")).stdout == "on\n"
+
+
+async def test_an_exception_of_whoever_takes_output_is_never_taken_for_the_commands_time(
+    box: headstart.Sandbox,
+) -> None:
+    async def late(name: str, chunk: bytes) -> None:
+        raise TimeoutError("mine")
+
+    for timeout_s in (None, 600):
+        with pytest.raises(TimeoutError, match="mine"):
+            await box.run("echo x", on_output=late, timeout_s=timeout_s)
 
 
 async def test_fifty_sandboxes_at_once_are_each_their_own(boxes: headstart.Sandboxes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -11,11 +11,12 @@ from typing import TypeVar
 from headstart.backends.contract import Command, Limits, Mount, MountMode, Network, Template
 from headstart.errors import ConfigError
 
-__all__ = ["SandboxOptions"]
+__all__ = ["SandboxOptions", "check_words", "variables"]
 
 _Number = TypeVar("_Number", int, float)
 
 _MB = 1_000_000
+_TOO_MANY = 1_000_000_000
 _ENV = MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"})
 
 
@@ -27,17 +28,18 @@ class SandboxOptions:
         mounts: Host paths to show at the same path inside, and how: `"ro"`, `"rw"` (writes reach the
             host) or `"overlay"` (writable; what is written goes with the sandbox).
         network: `"none"`, or `"host"`: what the host reaches, except cloud metadata.
-        memory_mb / cpu_cores / pids / disk_mb: The most it may use; None is as much as the machine
-            has. Of the disk, that is what is written outside of `rw` mounts.
+        memory_mb / cpu_cores / pids: The most it may use; None is as much as the machine has.
+        disk_mb: The most it may write outside of `rw` mounts. What is written is kept in memory and
+            counts there as well, so it is never more than three quarters of that.
         env: Added to the environment of every command.
     """
 
     mounts: Mapping[str, str] = field(default_factory=dict[str, str])
     network: str = "none"
-    memory_mb: int | None = 2_000
+    memory_mb: float | None = 2_000
     cpu_cores: float | None = None
     pids: int | None = 512
-    disk_mb: int | None = 1_000
+    disk_mb: float | None = 1_000
     env: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def template(self) -> Template:
@@ -46,33 +48,43 @@ class SandboxOptions:
         Raises:
             ConfigError: An option cannot be used; the message says which and why.
         """
+        memory, disk = _bytes("memory_mb", self.memory_mb), _bytes("disk_mb", self.disk_mb)
         return Template(
             name="sandbox",
             command=Command(argv=("true",), env=_ENV),
-            mounts=tuple(_mount(path, mode) for path, mode in self.mounts.items()),
+            mounts=_mounts(self.mounts),
             network=_network(self.network),
             limits=Limits(
-                memory_bytes=_bytes("memory_mb", self.memory_mb),
-                cpu_cores=_positive("cpu_cores", self.cpu_cores),
-                pids=_positive("pids", self.pids),
-                scratch_bytes=_bytes("disk_mb", self.disk_mb),
+                memory_bytes=memory,
+                cpu_cores=_positive("cpu_cores", self.cpu_cores, float),
+                pids=_positive("pids", self.pids, int),
+                scratch_bytes=disk if memory is None else min(disk or memory, memory * 3 // 4),
             ),
         )
 
     def environment(self) -> dict[str, str]:
         """Return what every command finds in its environment, besides HOME and TMPDIR."""
-        return {**_ENV, **self.env}
+        return {**_ENV, **variables(self.env)}
+
+
+def _mounts(mounts: Mapping[str, str]) -> tuple[Mount, ...]:
+    if not isinstance(mounts, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] users write it
+        raise ConfigError(f"{mounts!r} is no mapping", where="mounts", hint='say {"/path": "ro"}')
+    return tuple(_mount(path, mode) for path, mode in mounts.items())
 
 
 def _mount(path: str, mode: str) -> Mount:
-    source = Path(path).expanduser().absolute()
+    hint = "say one of " + ", ".join(repr(each.value) for each in MountMode)
+    if not path:
+        raise ConfigError("a path is empty", where="mounts", hint='say "." for the folder that you are in')
+    try:
+        source = Path(path).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError("there is no such user", where="mounts", key=path, hint="give a full path") from None
     try:
         return Mount(source=source, target=source, mode=MountMode(mode))
     except ValueError:
-        known = ", ".join(repr(each.value) for each in MountMode)
-        raise ConfigError(
-            f"{mode!r} is no way to mount", where="mounts", key=path, hint=f"say one of {known}"
-        ) from None
+        raise ConfigError(f"{mode!r} is no way to mount", where="mounts", key=path, hint=hint) from None
 
 
 def _network(name: str) -> Network:
@@ -83,12 +95,44 @@ def _network(name: str) -> Network:
         raise ConfigError(f"there is no network {name!r}", where="network", hint=f"say {known}") from None
 
 
-def _bytes(name: str, megabytes: int | None) -> int | None:
-    checked = _positive(name, megabytes)
-    return None if checked is None else checked * _MB
+def _bytes(name: str, megabytes: float | None) -> int | None:
+    checked = _positive(name, megabytes, float)
+    return None if checked is None else int(checked * _MB)
 
 
-def _positive(name: str, value: _Number | None) -> _Number | None:
-    if value is not None and value <= 0:
-        raise ConfigError(f"{value} is not possible", where=name, hint="say more than 0, or None for no limit")
-    return value
+def _positive(name: str, value: float | None, kind: type[_Number]) -> _Number | None:
+    if value is None:
+        return None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance] users write it
+    if not is_number or not 0 < value < _TOO_MANY or kind(value) != value:
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{value!r} is not possible", where=name, hint=f"say {what} above 0, or None for no limit")
+    return kind(value)
+
+
+def check_words(argv: Sequence[str], cwd: str | None) -> None:
+    """Refuse what can be no command.
+
+    Raises:
+        ConfigError: There is no program, or a word is no text.
+    """
+    if not argv:
+        raise ConfigError(
+            "there is no program", where="command", hint="give a line for bash, or a program and arguments"
+        )
+    for word in (*argv, cwd or ""):
+        if not isinstance(word, str) or "\0" in word:  # pyright: ignore[reportUnnecessaryIsInstance] users write it
+            raise ConfigError(f"{word!r} is no text", where="command", hint="give text, without NUL characters")
+
+
+def variables(given: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables as they were given.
+
+    Raises:
+        ConfigError: One cannot be a variable.
+    """
+    for name, value in given.items():
+        text = isinstance(name, str) and isinstance(value, str)  # pyright: ignore[reportUnnecessaryIsInstance] users write it
+        if not text or not name or "=" in name or "\0" in name + value:
+            raise ConfigError(f"{name!r}: {value!r} is no variable", where="env", hint="give names and values as text")
+    return dict(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,9 +25,9 @@ from headstart.backends.contract import (
 from headstart.backends.local import open_local_backend
 from headstart.backends.output import Kept, Sink, take_output
 from headstart.backends.process import open_process_backend
-from headstart.errors import CommandTimedOut
+from headstart.errors import CommandTimedOut, ConfigError
 from headstart.ids import IdSource, RandomIds, SandboxId
-from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.options import SandboxOptions, check_words, variables
 from headstart.sandbox.result import CommandResult
 
 __all__ = ["OnOutput", "Sandbox", "Sandboxes"]
@@ -96,23 +97,21 @@ class Sandbox:
             BackendError: The sandbox is gone, or there is no such program.
         """
         stdout, stderr = Kept(), Kept()
-        try:
-            async with self.start(command, cwd=cwd, env=env) as streams:
-                with anyio.fail_after(timeout_s):
-                    status = await take_output(
-                        streams,
-                        stdin.encode() if isinstance(stdin, str) else stdin,
-                        stdout=stdout if on_output is None else _told(on_output, "stdout"),
-                        stderr=stderr if on_output is None else _told(on_output, "stderr"),
-                    )
-        except TimeoutError as exc:
-            raise CommandTimedOut(f"{_shown(command)} had not ended after {timeout_s:g} s, and was killed") from exc
-        return CommandResult(
-            status=status,
-            stdout=stdout.data.decode(errors="replace"),
-            stderr=stderr.data.decode(errors="replace"),
-            truncated=stdout.cut or stderr.cut,
-        )
+        async with self.start(command, cwd=cwd, env=env) as streams:
+            with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
+                status = await take_output(
+                    streams,
+                    stdin.encode() if isinstance(stdin, str) else stdin,
+                    stdout=stdout if on_output is None else _told(on_output, "stdout"),
+                    stderr=stderr if on_output is None else _told(on_output, "stderr"),
+                )
+                return CommandResult(
+                    status=status,
+                    stdout=stdout.data.decode(errors="replace"),
+                    stderr=stderr.data.decode(errors="replace"),
+                    truncated=stdout.cut or stderr.cut,
+                )
+            raise CommandTimedOut(f"{_shown(command)} had not ended after {timeout_s:g} s, and was killed")
 
     def start(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
@@ -125,7 +124,8 @@ class Sandbox:
             BackendError: The sandbox is gone, or there is no such program.
         """
         argv = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
-        return self._running.start(Command(argv=argv, env={**self._env, **(env or {})}, cwd=cwd))
+        check_words(argv, cwd)
+        return self._running.start(Command(argv=argv, env={**self._env, **variables(env or {})}, cwd=cwd))
 
     async def usage(self) -> Usage:
         """Return what it uses now: memory, processes, and the CPU time so far."""
@@ -151,7 +151,7 @@ class Sandboxes:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, backend: str = "local", state_dir: Path | None = None) -> AsyncGenerator[Sandboxes]:
+    async def open(cls, *, backend: str = "local", state_dir: str | Path | None = None) -> AsyncGenerator[Sandboxes]:
         """Be able to create sandboxes; when the block is left, all have ended and nothing of them is left.
 
         Args:
@@ -159,11 +159,14 @@ class Sandboxes:
             state_dir: Where their folders are, while they live.
 
         Raises:
+            ConfigError: There is no such backend.
             BackendUnavailable: The backend cannot run on this machine; the message says why.
         """
-        folder = state_dir or platformdirs.user_state_path("headstart") / "sandboxes"
-        opened = open_process_backend(folder) if backend == "process" else open_local_backend(folder)
-        async with opened as running, AsyncExitStack() as stack:
+        folder = Path(state_dir) if state_dir else platformdirs.user_state_path("headstart") / "sandboxes"
+        if backend not in _BACKENDS:
+            known = " or ".join(repr(name) for name in _BACKENDS)
+            raise ConfigError(f"there is no backend {backend!r}", where="backend", hint=f"say {known}")
+        async with _BACKENDS[backend](folder) as running, AsyncExitStack() as stack:
             sandboxes = cls(running, RandomIds())
             stack.push_async_callback(sandboxes.let_go)
             yield sandboxes
@@ -198,6 +201,12 @@ class Sandboxes:
         with anyio.CancelScope(shield=True):
             for prepared in self._prepared:
                 await prepared.aclose()
+
+
+_BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Backend]]] = {
+    "local": open_local_backend,
+    "process": open_process_backend,
+}
 
 
 def _told(on_output: OnOutput, name: Literal["stdout", "stderr"]) -> Sink:
