@@ -92,3 +92,16 @@ async def test_commands_that_are_given_up_fast_hold_up_no_others(box: headstart.
             tasks.start_soon(give_up)
         for _ in range(10):
             assert (await box.run("true", timeout_s=30)).ok
+
+
+async def test_who_is_cancelled_at_any_moment_is_never_told_that_a_sandbox_failed(tmp_path: Path) -> None:
+    if not may_make_namespaces():
+        pytest.skip("the local backend cannot run here: no namespaces")
+
+    async def sweep(number: int) -> None:
+        with anyio.move_on_after(0.02 * number):
+            async with headstart.Sandboxes.open(state_dir=tmp_path / f"{number}") as boxes, boxes.create() as box:
+                await box.run("true")
+
+    for number in range(25):
+        await sweep(number)

@@ -63,6 +63,7 @@ class Execution:
         """
         await self._started.wait()
         if self._failure is not None:
+            await _hear_of_cancelling()
             raise BackendError(self._failure, hint=self._hint)
 
     async def wait(self) -> ExitStatus:
@@ -73,6 +74,7 @@ class Execution:
         """
         await self._ended.wait()
         if self._status is None:
+            await _hear_of_cancelling()
             raise BackendError(self._failure or "the sandbox is gone")
         return self._status
 
@@ -268,6 +270,7 @@ class Channel:
             raise
         message, descriptors = await question.wait()
         if message is None:
+            await _hear_of_cancelling()
             raise BackendError(self._why_lost)
         return message, descriptors
 
@@ -390,6 +393,11 @@ class Channel:
             question.note_lost()
         self._questions.clear()
         self._link.close()
+
+
+async def _hear_of_cancelling() -> None:
+    """Whoever is cancelled together with what serves the sandbox is not told that it is gone."""
+    await anyio.lowlevel.checkpoint_if_cancelled()
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -206,6 +206,7 @@ class SpawnerClient:
         finally:
             del self._replies[seq]
         if reply.message is None:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # together with what takes the answers
             raise BackendError(f"the spawner did not answer {message['op']!r}", hint="restart the service")
         if "error" in reply.message:
             raise BackendError(str(reply.message["error"]))
@@ -225,9 +226,13 @@ async def open_spawner(kind: str, settings: Mapping[str, Any]) -> AsyncGenerator
     link, theirs = Link.pair()
     arguments = [sys.executable, "-I", "-S", str(Path(launch.__file__)), _SPAWNER, kind, json.dumps(settings)]
     with theirs:
-        process = await anyio.open_process(
-            arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=None, env={}, start_new_session=True
-        )
+        try:
+            process = await anyio.open_process(
+                arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=None, env={}, start_new_session=True
+            )
+        except BaseException:
+            link.close()  # and it ends, if it has begun
+            raise
     failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
