@@ -55,6 +55,19 @@ async def test_a_command_that_does_not_exist_is_an_error_that_names_it(tmp_path:
         assert (await sandbox.run(shell("true"))).status.code == 0
 
 
+async def test_commands_that_cannot_be_started_cost_their_init_no_descriptor(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        before = _descriptors_of(sandbox.pid)
+        for argv in (("no-such-program",), ("/etc/passwd",), ("/bin/true", "a\0b")) * 5:
+            with pytest.raises(BackendError, match="cannot run"):
+                await sandbox.run(Command(argv=argv, env=ENV))
+        assert _descriptors_of(sandbox.pid) == before
+
+
+def _descriptors_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 async def test_a_command_killed_by_a_signal_says_which(tmp_path: Path) -> None:
     async with sandbox_in(tmp_path) as sandbox:
         done = await sandbox.run(shell("kill -TERM $$"))

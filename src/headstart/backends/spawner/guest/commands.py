@@ -90,8 +90,8 @@ def start_by_fork(message: dict[str, Any], descriptors: list[int]) -> int:
     Raises:
         OSError: As `start_marked`.
     """
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
     program = _find(message)
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         _become(program, message, descriptors, write_end)
