@@ -10,6 +10,7 @@ import pytest
 
 from headstart.backends.contract import Identity, Limits, RunningSandbox
 from headstart.backends.local import LocalBackend
+from headstart.errors import BackendError
 from headstart.ids import SandboxId
 
 from .driving import ORDINARY, ROOT, as_zygote, backend_in, output, sandbox_in, shell, template
@@ -70,6 +71,9 @@ async def test_a_kill_for_memory_is_told_of_the_command_that_it_ended_alone(tmp_
         after = await sandbox.run(shell("kill -9 $$"))
         assert (after.status.signal, after.status.out_of_memory) == (9, False)
         await sandbox.aclose()
+        with pytest.raises(BackendError) as gone:
+            await sandbox.run(shell("true"))
+        assert "memory" not in str(gone.value), "whoever ended it knows why"
 
 
 async def test_the_private_folders_are_limited_together(tmp_path: Path) -> None:

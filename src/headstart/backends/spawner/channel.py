@@ -148,6 +148,7 @@ class Channel:
         self._spawner = spawner
         self._init: HeldProcess | None = None
         self._count_kills: Callable[[], int] = lambda: 0
+        self._kills_known = 0
         self._executions: dict[int, Execution] = {}
         self._questions: dict[int, Question] = {}
         self._tasks: TaskGroup | None = None
@@ -318,7 +319,8 @@ class Channel:
     def _expect(self, number: int) -> tuple[int, Execution]:
         if self.lost.is_set():
             raise BackendError(self._why_lost)
-        execution = Execution(self, number, kills_before=self._count_kills())
+        self._kills_known = self._count_kills()
+        execution = Execution(self, number, kills_before=self._kills_known)
         self._executions[number] = execution
         return number, execution
 
@@ -350,7 +352,10 @@ class Channel:
                 del self._executions[number]
             case {"event": "exited", "id": int() as number}:
                 execution = self._known(number)
-                execution.note_ended(self._status_in(message, execution.kills_before))
+                status = self._status_in(message, execution.kills_before)
+                if status.out_of_memory:
+                    self._kills_known = self._count_kills()
+                execution.note_ended(status)
                 del self._executions[number]
             case {"event": "answer", "id": int() as number} if number in self._questions:
                 theirs = descriptors[:1]
@@ -382,7 +387,7 @@ class Channel:
                 raise Nonsense("its init told of an end that is none")
 
     def _lose(self) -> None:
-        if self._count_kills() > 0:
+        if self._count_kills() > self._kills_known:  # since its last command began, and none was told of it
             self._why_lost += ", and its memory had been used up: give it more"
         self.lost.set()
         self._ready.set()

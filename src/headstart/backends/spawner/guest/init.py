@@ -60,7 +60,7 @@ class Init:
         ends_with_namespace: Exiting ends the sandbox (we are PID 1 of a namespace).
         at_end: Called last, when nothing is left below us.
         limits: Ours, and so every command's; see `set_limits`.
-        spared: Made before this process hid itself; None where that is not to be.
+        spared: If this process has hidden itself already, what it made for it before.
     """
 
     def __init__(

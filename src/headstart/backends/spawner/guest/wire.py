@@ -116,10 +116,11 @@ class Wire:
             raise PeerGone(str(error)) from error
         descriptors = _descriptors_in(ancillary)
         self.peer_pid = _sender_in(ancillary) or self.peer_pid
-        if flags & socket.MSG_CTRUNC or not data or flags & socket.MSG_TRUNC:
+        came_cut = not data or flags & socket.MSG_TRUNC
+        if came_cut or flags & socket.MSG_CTRUNC:
             while descriptors:
                 os.close(descriptors.pop())
-        if not data or flags & socket.MSG_TRUNC or (flags & socket.MSG_CTRUNC and not forgiving):
+        if came_cut or (flags & socket.MSG_CTRUNC and not forgiving):
             raise PeerGone("end of file" if not data else "a message came cut")
         try:
             return _decoded(data), descriptors
