@@ -44,7 +44,7 @@ def test_a_guess_is_wrong_if_it_was_started_and_no_call_came_for_it() -> None:
     assert (second.resource, second.session, second.cpu_s, second.byte_s) == ("word", "nobody yet", 0.25, 20.0)
 
 
-def test_other_paces_than_the_main_one_play_fewer_conversations() -> None:
+def test_the_first_conversations_are_played_at_other_paces_and_the_rest_at_the_main_one() -> None:
     first, second = load_recordings(HERE / "sessions.toml")[:2]
     paces = tuple(Pace(tpot_s=tpot_s, model_url="http://127.0.0.1:1/v1") for tpot_s in (0.005, MAIN_TPOT_S))
     stage = Stage(
@@ -65,5 +65,7 @@ def test_other_paces_than_the_main_one_play_fewer_conversations() -> None:
         gap_s=0.0,
         aside=1,
     )
-    assert [stage.played_at(pace) for pace in paces] == [(first,), (first, second)]
-    assert replace(stage, paces=paces[:1]).played_at(paces[0]) == (first, second), "a single pace is the main one"
+    assert [stage.played_at(pace) for pace in paces] == [(first,), (second,)]
+    assert replace(stage, paces=paces[:1]).played_at(paces[0]) == (second,), "a single pace is the main one"
+    assert [replace(stage, aside=0).played_at(pace) for pace in paces] == [(first, second)] * 2
+    assert replace(stage, recordings=(first,)).played_at(paces[1]) == (first,), "no pace is without one"

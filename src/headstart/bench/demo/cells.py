@@ -57,7 +57,8 @@ class Stage:
 
     Attributes:
         recordings: The conversations, a session each.
-        aside: How many of them are played at other paces than the main one.
+        aside: How many of them, the first ones, are played at other paces than the main one, which
+            plays the rest; 0 plays all at every pace.
         learned: The state directory that each service begins with a copy of.
         scratch: Where they work.
         gap_s: From the beginning of one session to that of the next.
@@ -75,7 +76,8 @@ class Stage:
     def played_at(self, pace: Pace) -> tuple[Recording, ...]:
         """Return the conversations of each cell at this pace."""
         is_main = pace.tpot_s == MAIN_TPOT_S or len(self.paces) == 1
-        return self.recordings if is_main else self.recordings[: self.aside]
+        chosen = self.recordings[self.aside :] if is_main else self.recordings[: self.aside]
+        return chosen or self.recordings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

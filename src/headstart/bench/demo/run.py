@@ -27,7 +27,8 @@ class Size:
 
     Attributes:
         sessions: In each cell.
-        sessions_aside: In each cell at another pace than the main one, if fewer.
+        sessions_aside: How many of them, the first ones, are played at other paces than the main one, which
+            plays the rest; 0 plays all at every pace.
         skipped: Recordings before the first that is played.
         tpots_s: Seconds per token; every cell is run at each.
         gap_s: From the beginning of one session to that of the next.
@@ -43,20 +44,17 @@ class Size:
     servers: tuple[str, ...] = ()
     modes_at_once: int = 1
     skipped: int = 0
-    sessions_aside: int | None = None
+    sessions_aside: int = 0
 
 
-_EIGHT = ("markitdown", "sympy", "pdf", "powerpoint", "sqlite", "time", "files", "memory")
+_EIGHT = ("sympy", "powerpoint", "pdf", "git", "sqlite", "time", "files", "memory")
 """What a tour has: some that take long to start, some light ones, and two that run on Node."""
 
-_LIGHT = 2
-"""Recordings that call light servers only, the first ones."""
-
-_SHORT = 4
-"""Recordings that only the runs in a hurry play: those, and two that call heavy servers."""
+_SHORT = 3
+"""Recordings that only the runs in a hurry play: two on light servers, and one that calls heavy ones."""
 
 QUICK = Size(sessions=2, tpots_s=(MAIN_TPOT_S,), gap_s=0.25, servers=("sqlite",), modes_at_once=len(CELLS))
-TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050), servers=_EIGHT, skipped=_LIGHT, sessions_aside=1)
+TOUR = replace(QUICK, tpots_s=(0.005, MAIN_TPOT_S, 0.050), servers=_EIGHT, skipped=1, sessions_aside=1)
 FULL = Size(sessions=10, tpots_s=(0.005, MAIN_TPOT_S, 0.050), gap_s=2.0, skipped=_SHORT)
 
 
@@ -102,7 +100,7 @@ async def run(size: Size, *, scratch: Path, watcher: Watcher) -> BenchResult:
             learned=learned,
             scratch=scratch,
             gap_s=size.gap_s,
-            aside=size.sessions if size.sessions_aside is None else size.sessions_aside,
+            aside=size.sessions_aside,
         )
         results = await _run_cells(stage, watcher, at_once=size.modes_at_once)
     return _result(results, world, stage)
