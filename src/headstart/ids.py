@@ -15,6 +15,7 @@ __all__ = [
     "PRINCIPAL_SCOPE_KEY",
     "SESSION_NAME_RULE",
     "CallId",
+    "CheckpointId",
     "GenerationId",
     "IdSource",
     "PrincipalId",
@@ -41,6 +42,9 @@ CallId = NewType("CallId", str)
 
 SandboxId = NewType("SandboxId", str)
 """A running (or starting) isolated environment."""
+
+CheckpointId = NewType("CheckpointId", str)
+"""A state of a sandbox that is kept."""
 
 ResourceId = NewType("ResourceId", str)
 """What a bet can be about. For an MCP server: its name in the config."""
