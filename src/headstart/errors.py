@@ -11,6 +11,9 @@ The tree; one class per fact, flat where it can be::
     ├── UnauthorizedUpstream     a remote MCP server wants credentials; its challenge is carried along
     ├── SandboxLost              a sandbox that owned state is gone; the state went with it
     ├── BudgetExceeded           a memory, start or waste budget leaves no room
+    ├── NotCapturable            a checkpoint cannot hold what runs in a sandbox
+    ├── Conflict                 a branch was forked from a state that is not the sandbox's any more
+    ├── TransactionRefused       a checkpoint, rollback, fork or commit that cannot be begun
     ├── CommandTimedOut          a command in a sandbox took too long and was killed (also TimeoutError)
     ├── BackendError             a backend failed at its own work
     │   └── BackendUnavailable   … because this machine cannot run it
@@ -22,6 +25,8 @@ can put it on its own line. Both are told to models; what only the operator may 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "BackendError",
     "BackendUnavailable",
@@ -29,12 +34,15 @@ __all__ = [
     "CatalogueUnavailable",
     "CommandTimedOut",
     "ConfigError",
+    "Conflict",
     "HeadstartError",
     "InvalidTransition",
+    "NotCapturable",
     "SandboxLost",
     "ServerUnavailable",
     "SessionUnknown",
     "StartTimedOut",
+    "TransactionRefused",
     "UnauthorizedUpstream",
 ]
 
@@ -150,6 +158,36 @@ class SandboxLost(HeadstartError):
 
 class BudgetExceeded(HeadstartError):
     """A budget (memory, starts, waste) leaves no room for what was asked."""
+
+
+class NotCapturable(HeadstartError):
+    """A checkpoint cannot hold what runs in a sandbox; nothing was done to it.
+
+    Attributes:
+        held: Who runs, or holds what, for people: `python3 (41): /home/sandbox/log`.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, held: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.held = tuple(held)
+
+
+class Conflict(HeadstartError):
+    """A branch was forked from a state that is not the sandbox's any more; both are as they were.
+
+    Attributes:
+        origin: The state version that it was forked from.
+        canonical: The sandbox's own.
+    """
+
+    def __init__(self, message: str, *, origin: str, canonical: str) -> None:
+        super().__init__(message, hint="take from the branch what is wanted, or fork again from the state that there is now")
+        self.origin = origin
+        self.canonical = canonical
+
+
+class TransactionRefused(HeadstartError):
+    """A checkpoint, rollback, fork or commit that cannot be begun, or not now; nothing was done."""
 
 
 class CommandTimedOut(HeadstartError, TimeoutError):

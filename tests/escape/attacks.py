@@ -175,9 +175,15 @@ FILES = [
 PREFIX = [
     Attack(
         id="the layers of its own overlays",
-        script="attempt(lambda: os.listdir('/.headstart/scratch'))",
+        script="attempt(lambda: os.listdir('/.headstart/closed/scratch'))",
         control="attempt(lambda: os.listdir(FACTS['prefix']))",
         reasons=frozenset({"EACCES"}),
+    ),
+    Attack(
+        id="opening the folder that its layers are in",
+        script="attempt(lambda: os.chmod('/.headstart/closed', 0o777))",
+        control="attempt(lambda: os.chmod(os.environ['HOME'], 0o700))",
+        reasons=frozenset({"EROFS"}),
     ),
     Attack(
         id="the install prefix beside its overlay",

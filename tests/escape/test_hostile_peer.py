@@ -24,6 +24,7 @@ import pytest
 from headstart.backends.contract import Command
 from headstart.backends.spawner.channel import Channel
 from headstart.backends.spawner.files import SpawnedFiles
+from headstart.backends.spawner.gate import Gate
 from headstart.backends.spawner.guest.processes import is_alive
 from headstart.backends.spawner.link import Link
 from headstart.backends.zygote.control import Control
@@ -311,9 +312,9 @@ async def taken_over(connected: Connected) -> AsyncGenerator[Asked]:
         await anyio.wait_all_tasks_blocked()
         before = open_descriptors()
         with anyio.fail_after(5):
-            yield SpawnedFiles(channel, home="/home/me"), init
+            yield SpawnedFiles(channel, home="/home/me", gate=Gate()), init
             if not channel.lost.is_set():
-                await see_that_all_was_heard(SpawnedFiles(channel, home="/"), init)
+                await see_that_all_was_heard(SpawnedFiles(channel, home="/", gate=Gate()), init)
         init.let_go()
         assert open_descriptors() <= before
         channel.close()

@@ -19,6 +19,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from headstart.backends.contract import (
     ByteStreams,
     Capabilities,
+    Checkpoint,
     Command,
     Completed,
     ExitStatus,
@@ -27,6 +28,7 @@ from headstart.backends.contract import (
     Leftovers,
     Network,
     Prepared,
+    RunningSandbox,
     Template,
     Usage,
 )
@@ -88,6 +90,9 @@ class Streams:
         raise NotImplementedError
 
     async def terminate(self) -> None:
+        raise NotImplementedError
+
+    async def interrupt(self) -> None:
         raise NotImplementedError
 
 
@@ -162,7 +167,16 @@ class PlainSandbox:
     def files(self) -> Files:
         raise NotImplementedError
 
-    def start(self, command: Command) -> AbstractAsyncContextManager[ByteStreams]:
+    def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
+        raise NotImplementedError
+
+    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+        raise NotImplementedError
+
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        raise NotImplementedError
+
+    async def forget(self, checkpoint: Checkpoint) -> None:
         raise NotImplementedError
 
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:

@@ -15,6 +15,8 @@ from headstart.backends.contract import (
     Backend,
     ByteStreams,
     Capabilities,
+    Capture,
+    Checkpoint,
     Command,
     Completed,
     FileInfo,
@@ -27,8 +29,9 @@ from headstart.backends.contract import (
     Template,
     Usage,
 )
+from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
-from headstart.errors import BackendError
+from headstart.errors import BackendError, BackendUnavailable
 from headstart.ids import SandboxId
 from headstart.testing.contract import CHECKS, Check, ContractViolation, NotClaimed, Subject
 
@@ -86,8 +89,8 @@ class MutantSandbox:
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
         return await self.inner.run(command, stdin=stdin, timeout_s=timeout_s)
 
-    def start(self, command: Command) -> AbstractAsyncContextManager[ByteStreams]:
-        return self.inner.start(command)
+    def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
+        return self.inner.start(command, descriptors=descriptors)
 
     def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         return self.inner.attach(descriptors=descriptors)
@@ -97,6 +100,15 @@ class MutantSandbox:
 
     async def usage(self) -> Usage:
         return await self.inner.usage()
+
+    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+        return await self.inner.checkpoint(files_only=files_only)
+
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        return await self.inner.fork(at, identity)
+
+    async def forget(self, checkpoint: Checkpoint) -> None:
+        await self.inner.forget(checkpoint)
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -236,6 +248,36 @@ class OutlivesItsSandbox(MutantFiles):
             return []
 
 
+class ForksWhatIsNow(MutantSandbox):
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        return await super().fork(await self.checkpoint(), identity)
+
+
+class SharesWithItsForks(MutantSandbox):
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        return Shared(self.inner)
+
+
+class Shared(MutantSandbox):
+    async def aclose(self) -> None:
+        """Its origin lives on."""
+
+
+class TellsNothingOfProcesses(MutantSandbox):
+    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+        return await super().checkpoint(files_only=True)
+
+
+class SaysThatAllChanged(MutantSandbox):
+    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+        return replace(await super().checkpoint(files_only=files_only), capture=Capture.SEALED)
+
+
+class ForgetsNothing(MutantSandbox):
+    async def forget(self, checkpoint: Checkpoint) -> None:
+        """Keep it."""
+
+
 class LeaksEnvironment(Mutant):
     async def prepare(self, template: Template) -> Prepared:
         command = replace(template.command, env={**os.environ, **template.command.env})
@@ -262,6 +304,15 @@ def subject(make: Callable[[Backend], Backend]) -> Subject:
     async def opened(state: Path) -> AsyncGenerator[Backend]:
         async with open_process_backend(state) as backend:
             yield make(backend)
+
+    return Subject(open=opened)
+
+
+def layered(sandbox: Callable[[RunningSandbox], RunningSandbox]) -> Subject:
+    @asynccontextmanager
+    async def opened(state: Path) -> AsyncGenerator[Backend]:
+        async with open_local_backend(state) as backend:
+            yield Mutant(backend, sandbox)
 
     return Subject(open=opened)
 
@@ -321,6 +372,26 @@ MUTANTS: list[tuple[str, Callable[[Backend], Any], str, str]] = [
 ]
 
 
+LAYER_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]] = [
+    (ForksWhatIsNow, "keeps files as they were", "whoever goes back finds all as it was"),
+    (SharesWithItsForks, "neither sees what the other does", "as it was then"),
+    (TellsNothingOfProcesses, "what runs is not captured", "it is refused"),
+    (SaysThatAllChanged, "nothing changed is told so", "nothing was written"),
+    (ForgetsNothing, "a checkpoint that was forgotten", "it worked"),
+]
+
+
+@pytest.mark.parametrize(("make", "part", "promise"), LAYER_MUTANTS, ids=[m[0].__name__ for m in LAYER_MUTANTS])
+async def test_a_broken_promise_about_layers_is_noticed(
+    make: Callable[[RunningSandbox], RunningSandbox], part: str, promise: str, tmp_path: Path
+) -> None:
+    try:
+        with pytest.raises(ContractViolation, match=promise):
+            await named(part)(layered(make), tmp_path)
+    except BackendUnavailable as gap:
+        pytest.skip(f"the local backend cannot run here: {gap}")
+
+
 @pytest.mark.parametrize(("make", "part", "promise"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
 async def test_a_broken_promise_is_noticed(
     make: Callable[[Backend], Any], part: str, promise: str, tmp_path: Path
@@ -340,4 +411,4 @@ async def test_what_is_not_claimed_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_every_check_has_a_title_of_its_own() -> None:
     titles = [check.title for check in CHECKS]
-    assert len(set(titles)) == len(titles) == 33
+    assert len(set(titles)) == len(titles) == 42

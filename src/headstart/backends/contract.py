@@ -17,12 +17,14 @@ from typing import Protocol
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from headstart.core.events import PrepareForm
-from headstart.ids import SandboxId
+from headstart.ids import CheckpointId, SandboxId
 
 __all__ = [
     "Backend",
     "ByteStreams",
     "Capabilities",
+    "Capture",
+    "Checkpoint",
     "Command",
     "Completed",
     "ExitStatus",
@@ -164,6 +166,8 @@ class Capabilities:
     limits: bool = False
     private_folders: bool = False
     """Home, /tmp and /var/tmp are each sandbox's own, at the same paths in all, and begin empty."""
+    layers: bool = False
+    """Files of sandboxes that start cold can be checkpointed and forked."""
     weaker: tuple[str, ...] = ()
     """One line each: what is weaker here than the backend's best, and the cure."""
 
@@ -226,6 +230,13 @@ class ByteStreams(Protocol):
 
     async def terminate(self) -> None:
         """Send SIGTERM to the command; harmless when it has ended."""
+        ...
+
+    async def interrupt(self) -> None:
+        """Send SIGINT to the command's process group, as Ctrl-C does; harmless when it has ended.
+
+        It arrives before any command begins that is started in the sandbox later.
+        """
         ...
 
 
@@ -309,6 +320,25 @@ class Files(Protocol):
         ...
 
 
+class Capture(Enum):
+    """How a checkpoint came about."""
+
+    UNCHANGED = "unchanged"
+    """Nothing was written since the last one; it costs nothing."""
+    SEALED = "sealed"
+    """The layer that was written to changes no more; the sandbox goes on in a new one."""
+    COPIED = "copied"
+    """What was written was copied, because something that runs may go on writing there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A sandbox's files as they were, for as long as it or a fork of it lives."""
+
+    id: CheckpointId
+    capture: Capture
+
+
 class Prepared(Protocol):
     """A template made ready to start from. Owned by the backend; closed with `aclose`."""
 
@@ -348,14 +378,18 @@ class RunningSandbox(Protocol):
         """
         ...
 
-    def start(self, command: Command) -> AbstractAsyncContextManager[ByteStreams]:
+    def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         """Start a command and yield its stdio, for output of any size and for talking with it.
 
-        Who does not read its output holds it up. On leaving, it is killed with all that it
-        started, unless it has ended; what it left running then goes on.
+        Who does not read its output holds it up. On leaving, which another task may do, it is killed with all
+        that it started, unless it has ended; what it left running then goes on.
+
+        Args:
+            command: What is run.
+            descriptors: What it gets as its 3, 4, …; they stay open here. A backend may be unable to.
 
         Raises:
-            BackendError: The sandbox failed (it is gone, or could not start the command).
+            BackendError: The sandbox failed (it is gone, or could not start the command), or takes no descriptors.
         """
         ...
 
@@ -377,6 +411,34 @@ class RunningSandbox(Protocol):
 
     async def raise_priority(self) -> None:
         """From now on somebody waits for it: give it its full share of the CPU."""
+        ...
+
+    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+        """Keep the state as it is now. Once begun it comes to its end, also if cancelled.
+
+        Files that are being written (`Files.write`) are waited for; commands wait until it is done.
+
+        Args:
+            files_only: Leave out what runs; it goes on.
+
+        Raises:
+            NotCapturable: Something runs that a checkpoint cannot hold; it goes on.
+            BackendError: The sandbox is gone, or this one has no layers (`Capabilities.layers`).
+        """
+        ...
+
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        """Start another sandbox that begins with a checkpoint of this one, or of one that it was forked from.
+
+        Neither sees what the other does. To go back is to go on in a fork.
+
+        Raises:
+            BackendError: There is no such checkpoint (any more), or it could not be started.
+        """
+        ...
+
+    async def forget(self, checkpoint: Checkpoint) -> None:
+        """Let go of a checkpoint; forks of it go on. One that is not there is fine."""
         ...
 
     async def usage(self) -> Usage: ...

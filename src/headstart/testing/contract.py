@@ -27,9 +27,16 @@ from typing import Final
 from headstart.testing.contract_commands import COMMAND_CHECKS
 from headstart.testing.contract_files import FILE_CHECKS
 from headstart.testing.contract_isolation import ISOLATION_CHECKS
+from headstart.testing.contract_layers import LAYER_CHECKS
 from headstart.testing.contract_life import LIFE_CHECKS
 from headstart.testing.contract_trial import Check, ContractViolation, NotClaimed, Subject, Trial
 
 __all__ = ["CHECKS", "Check", "ContractViolation", "NotClaimed", "Subject", "Trial"]
 
-CHECKS: Final[tuple[Check, ...]] = (*COMMAND_CHECKS, *FILE_CHECKS, *LIFE_CHECKS, *ISOLATION_CHECKS)
+CHECKS: Final[tuple[Check, ...]] = (
+    *COMMAND_CHECKS,
+    *FILE_CHECKS,
+    *LAYER_CHECKS,
+    *LIFE_CHECKS,
+    *ISOLATION_CHECKS,
+)

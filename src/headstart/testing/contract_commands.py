@@ -101,6 +101,43 @@ async def clean_start(trial: Trial) -> None:
         expect(held == [0, 0], "no signal is held", masks)
 
 
+@check("a started command gets further descriptors, which stay open outside")
+async def descriptors(trial: Trial) -> None:
+    received, sent = os.pipe()
+    try:
+        async with (
+            trial.sandbox() as sandbox,
+            sandbox.start(trial.shell("echo told >&3"), descriptors=[sent]) as streams,
+        ):
+            with anyio.fail_after(20):
+                expect((await streams.wait()).code == 0, "it has the descriptor as its 3", await streams.wait())
+        expect(os.read(received, 100) == b"told\n", "what it writes there arrives", "something else")
+        expect(os.write(sent, b"x") == 1, "the descriptor is open here", "it is not")
+    finally:
+        os.close(received)
+        os.close(sent)
+
+
+@check("an interrupt reaches the command's whole process group, before anything that is started later")
+async def interrupt(trial: Trial) -> None:
+    script = "trap 'echo heard' INT; sh -c 'echo ready; exec sleep 60'; echo on; sleep 60"
+    async with trial.sandbox() as sandbox, sandbox.start(trial.shell(script)) as streams:
+        with anyio.fail_after(20):
+            expect(await streams.stdout.receive() == b"ready\n", "it runs", "something else")
+            await streams.interrupt()
+            said = b""
+            while not said.endswith(b"on\n"):
+                said += await streams.stdout.receive()
+            expect(said == b"heard\non\n", "the shell heard it, and its child ended", said)
+    script = f"{trial.subject.python} -c 'import os, time; os.write(1, b\"ready\"); time.sleep(60)'"
+    async with trial.sandbox() as sandbox, sandbox.start(trial.shell("exec " + script)) as streams:
+        with anyio.fail_after(20):
+            await streams.stdout.receive()
+            await streams.interrupt()
+            await streams.wait()
+            await streams.interrupt()  # harmless now
+
+
 @check("output beyond 1 MiB is cut and said so")
 async def long_output(trial: Trial) -> None:
     async with trial.sandbox() as sandbox:
@@ -210,6 +247,8 @@ COMMAND_CHECKS: Final[tuple[Check, ...]] = (
     environment,
     stdin,
     clean_start,
+    descriptors,
+    interrupt,
     long_output,
     flood,
     timeout,

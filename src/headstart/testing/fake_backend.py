@@ -33,6 +33,8 @@ from anyio.abc import TaskGroup
 from headstart.backends.contract import (
     ByteStreams,
     Capabilities,
+    Capture,
+    Checkpoint,
     Command,
     Completed,
     Identity,
@@ -44,8 +46,8 @@ from headstart.backends.contract import (
 )
 from headstart.backends.output import communicate
 from headstart.core.events import PrepareForm
-from headstart.errors import BackendError
-from headstart.ids import SandboxId
+from headstart.errors import BackendError, NotCapturable
+from headstart.ids import CheckpointId, SandboxId
 from headstart.testing.fake_files import FakeFiles
 from headstart.testing.fake_process import FakeProcess, ProcessContext, Program
 
@@ -118,7 +120,9 @@ class FakeBackend:
         grace_s: float = 0.2,
     ) -> None:
         self.programs = dict(programs or {})
-        self.capabilities = Capabilities(isolation="none (fake)", zygotes=zygotes, network=frozenset(Network))
+        self.capabilities = Capabilities(
+            isolation="none (fake)", zygotes=zygotes, network=frozenset(Network), layers=True
+        )
         self.preload_cpu_s = preload_cpu_s
         self.grace_s = grace_s
         self.starts: list[StartRecord] = []
@@ -278,6 +282,7 @@ class FakeSandbox:
         self._running: list[FakeProcess] = []
         self._attached = False
         self._gone: str | None = None
+        self._kept: dict[CheckpointId, FakeFiles] = {}
         self.files = FakeFiles(template.private_home, check=self._check)
         """Its own; no program sees them, and they go with it."""
 
@@ -292,8 +297,13 @@ class FakeSandbox:
             with anyio.fail_after(timeout_s):
                 return await communicate(process, stdin)
 
+    def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
+        if descriptors:
+            raise BackendError(f"{self.id} is a fake: it can be given no descriptors")
+        return self._start(command)
+
     @asynccontextmanager
-    async def start(self, command: Command) -> AsyncGenerator[ByteStreams]:
+    async def _start(self, command: Command) -> AsyncGenerator[ByteStreams]:
         self._check()
         process = self._spawn(command)
         try:
@@ -323,6 +333,33 @@ class FakeSandbox:
     async def raise_priority(self) -> None:
         self._check()
         self._backend.raised.append(self.id)
+
+    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+        await self._backend.pass_hold("checkpoint", self._template.name)
+        self._check()
+        if self.processes and not files_only:
+            raise NotCapturable(f"{self.id} runs {self.processes} processes", held=["a fake (1)"])
+        checkpoint = Checkpoint(id=CheckpointId(f"{self.id}.{len(self._kept) + 1}"), capture=Capture.COPIED)
+        self._kept[checkpoint.id] = FakeFiles(self._template.private_home)
+        self.files.copy_to(self._kept[checkpoint.id])
+        return checkpoint
+
+    async def fork(self, at: Checkpoint, identity: Identity) -> FakeSandbox:
+        self._check()
+        if at.id not in self._kept:
+            raise BackendError(f"{at.id} is no checkpoint of {self.id}")
+        cold = FakePrepared(template=self._template, form=PrepareForm.COLD, preload_cpu_s=0.0, held=_NOTHING)
+        fork = await self._backend.start(cold, identity)
+        fork.begin_with(self._kept[at.id], kept=self._kept)
+        return fork
+
+    def begin_with(self, files: FakeFiles, *, kept: Mapping[CheckpointId, FakeFiles]) -> None:
+        """Have these files, and what was kept of the sandbox that they come from."""
+        files.copy_to(self.files)
+        self._kept.update(kept)
+
+    async def forget(self, checkpoint: Checkpoint) -> None:
+        self._kept.pop(checkpoint.id, None)
 
     async def usage(self) -> Usage:
         self._check()

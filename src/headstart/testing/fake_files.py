@@ -10,7 +10,7 @@ import errno
 import os
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -60,6 +60,10 @@ class FakeFiles:
         self._entries: dict[str, _Entry] = {"/": self._new_folder()}
         for folder in (home, "/tmp"):  # noqa: S108  it is not the machine's
             self._make_folders(folder, folder)
+
+    def copy_to(self, other: FakeFiles) -> None:
+        """Let another sandbox's files be what these are now."""
+        other._entries = {path: replace(entry) for path, entry in self._entries.items()}
 
     async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
         """See `Files.read`."""

@@ -26,6 +26,8 @@ class ProcessContext:
         sigterm: Set when somebody asked it to end.
         handles_sigterm: Set it to True to go on (or to finish in peace) after SIGTERM,
             which otherwise ends the program at once.
+        sigint: Set when somebody interrupted it.
+        handles_sigint: As `handles_sigterm`, for SIGINT.
     """
 
     sandbox: SandboxId
@@ -37,6 +39,8 @@ class ProcessContext:
     stderr: ByteSendStream
     sigterm: anyio.Event = field(default_factory=anyio.Event)
     handles_sigterm: bool = False
+    sigint: anyio.Event = field(default_factory=anyio.Event)
+    handles_sigint: bool = False
 
 
 Program = Callable[[ProcessContext], Awaitable[int | None]]
@@ -118,6 +122,12 @@ class FakeProcess:
         self.context.sigterm.set()
         if self.running and not self.context.handles_sigterm:
             self.kill(signal_number=signal.SIGTERM)
+
+    async def interrupt(self) -> None:
+        """SIGINT; harmless when it has ended."""
+        self.context.sigint.set()
+        if self.running and not self.context.handles_sigint:
+            self.kill(signal_number=signal.SIGINT)
 
     def _end(self, status: ExitStatus) -> None:
         if self._status is None:

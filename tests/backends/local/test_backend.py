@@ -288,7 +288,10 @@ def _groups_of(spawners: list[int]) -> list[str]:
 @as_root_of_namespaces
 async def test_all_of_this_holds_for_an_ordinary_user(tmp_path: Path) -> None:
     helper = Path(__file__).with_name("as_ordinary_user.py")
-    tests = [__file__, *(str(helper.with_name(name)) for name in ("test_limits.py", "test_mounts.py"))]
+    tests = [
+        __file__,
+        *(str(helper.with_name(name)) for name in ("test_layers.py", "test_limits.py", "test_mounts.py")),
+    ]
     command = [sys.executable, str(helper), "-rs", "-p", "no:cacheprovider", *tests]
     done = await anyio.run_process(
         command, check=False, cwd=Path(__file__).parents[3], env={**os.environ, "TMPDIR": str(tmp_path)}

@@ -7,18 +7,15 @@ import itertools
 import logging
 import os
 import platform
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Collection, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import anyio
-
 from headstart.backends.contract import (
     Capabilities,
-    Command,
     Identity,
     Leftovers,
     Limits,
@@ -26,19 +23,19 @@ from headstart.backends.contract import (
     Network,
     Prepared,
     Template,
-    Usage,
 )
 from headstart.backends.forked import ForkedSandbox, Nest, open_nest
 from headstart.backends.local import layout, metadata_block
 from headstart.backends.local.cgroups import Groups
+from headstart.backends.local.family import FIRST_LAYER, Family
 from headstart.backends.local.fork_group import ForkGroup
 from headstart.backends.local.guest import confine
 from headstart.backends.local.guest.places import find_places
+from headstart.backends.local.sandbox import LayeredFiles, LocalSandbox, entry_command
 from headstart.backends.local.seccomp import SeccompProfile, build_filter
-from headstart.backends.spawner.accounting import tree_usage
-from headstart.backends.spawner.client import SpawnerClient, Started, open_spawner
+from headstart.backends.local.tree import Tree
+from headstart.backends.spawner.client import SpawnerClient, open_spawner
 from headstart.backends.spawner.guest import launch, syscalls
-from headstart.backends.spawner.prepared import ColdPrepared
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.backends.zygote import GUEST_DIR
 from headstart.errors import BackendError, BackendUnavailable
@@ -53,62 +50,6 @@ _FORK_PREFIX = "fork"
 _MOST_NOTES = 32
 
 _log = logging.getLogger(__name__)
-
-
-class Tree(ColdPrepared):
-    """A template whose file tree is built; the `Prepared` of a cold start."""
-
-    def __init__(self, template: Template, key: str, client: SpawnerClient, parts: dict[str, Any]) -> None:
-        """`parts` is what building has found out for a sandbox's plan."""
-        super().__init__(template)
-        self._client = client
-        self._closed = False
-        self.key = key
-        self.parts = parts
-
-    async def aclose(self) -> None:
-        """Let go of the tree. Sandboxes that were started from it live on."""
-        if not self._closed:
-            self._closed = True
-            with anyio.CancelScope(shield=True), suppress(BackendError):  # it went with its spawner
-                await self._client.release(self.key)
-
-
-class LocalSandbox(SpawnedSandbox):
-    """A set of namespaces under an init of ours."""
-
-    def __init__(
-        self,
-        identity: Identity,
-        started: Started,
-        entry: Command,
-        *,
-        client: SpawnerClient,
-        groups: Groups,
-        polite: bool,
-    ) -> None:
-        super().__init__(identity.sandbox, started.channel, entry, polite=polite)
-        self._client = client
-        self._groups = groups
-        self._group = str(started.facts["group"])
-        started.channel.ask_about_kills(self._count_kills)
-
-    async def raise_priority(self) -> None:
-        self._groups.raise_priority(self._group)
-
-    async def usage(self) -> Usage:
-        """What the control group is charged, else PSS."""
-        memory, cpu = self._groups.memory_bytes(self._group), self._groups.cpu_s(self._group)
-        count = self._groups.process_count(self._group)
-        if memory is None or cpu is None or count is None:
-            return await anyio.to_thread.run_sync(tree_usage, self.pid)
-        return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1))
-
-    def _count_kills(self) -> int:
-        return self._groups.kills_for_memory(self._group)
-
-    async def _remove(self) -> None:
-        await self._client.close(self.id, self._channel)
 
 
 _GUEST_MOUNTS = tuple(
@@ -146,6 +87,7 @@ class LocalBackend:
             isolation="namespaces, minimal root, seccomp" + (", id-mapped mounts" if self._privileged else ""),
             zygotes=True,
             private_folders=True,
+            layers=True,
             network=frozenset({Network.NONE, Network.HOST}),
             limits={"memory", "pids", "cpu"} <= self._groups.controllers,
             weaker=tuple(self._weaknesses()),
@@ -221,6 +163,7 @@ class LocalBackend:
             "scratch_inodes": None if scratch is None else max(1024, scratch // _BYTES_PER_INODE),
             "seccomp": self._filters[SeccompProfile.SANDBOX],
             "rlimits": self._rlimits(template.limits),
+            "layers": [FIRST_LAYER],
             "zygote": False,
         }
 
@@ -243,23 +186,37 @@ class LocalBackend:
                 raise BackendError(f"{prepared.template.name} was prepared by another backend")
 
     async def _start_cold(self, tree: Tree, identity: Identity, *, background: bool) -> LocalSandbox:
+        files = LayeredFiles(tree=tree, family=Family(), layers=(FIRST_LAYER,), checkpoints={})
+        return await self._start_with(files, identity, background=background)
+
+    async def _start_with(
+        self,
+        files: LayeredFiles,
+        identity: Identity,
+        *,
+        background: bool = False,
+        origin: SandboxId | None = None,
+    ) -> LocalSandbox:
+        tree = files.tree
         order = {
             "hostname": identity.hostname,
             "group_settings": self._groups.settings(tree.template.limits, background=background),
+            "layers": list(files.layers),
         }
-        started = await self._client.start(identity.sandbox, tree.key, order)
-        entry = _entry(tree.template, identity)
-        return LocalSandbox(
-            identity,
-            started,
-            entry,
-            client=self._client,
-            groups=self._groups,
-            polite=tree.template.reaches_out,
-        )
+        files.hold()
+        try:
+            started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
+        except BaseException:
+            files.family.have_dropped(files.let_go())
+            raise
+
+        async def fork(parent: LocalSandbox, layers: tuple[str, ...], identity: Identity) -> LocalSandbox:
+            return await self._start_with(parent.layered.begun_with(layers), identity, origin=parent.id)
+
+        return LocalSandbox(identity, started, client=self._client, groups=self._groups, files=files, fork=fork)
 
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
-        entry = _entry(nest.template, identity)
+        entry = entry_command(nest.template, identity)
         plan = {**self._plans[nest], "hostname": identity.hostname}
         fork = await nest.fork(entry, plan=plan)
         group = ForkGroup(
@@ -318,11 +275,3 @@ def _block_metadata(unified: list[Path], own_ports: Collection[int]) -> str | No
     except BackendUnavailable as error:
         return str(error)
     return None
-
-
-def _entry(template: Template, identity: Identity) -> Command:
-    command = template.command
-    own: Mapping[str, str] = {"HOME": template.private_home}
-    return Command(
-        argv=command.argv, env={**command.env, **identity.env, **own}, cwd=command.cwd or template.private_home
-    )

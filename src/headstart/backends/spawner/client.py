@@ -102,8 +102,12 @@ class SpawnerClient:
         """
         return await self._request({"op": "count"})
 
-    async def start(self, sandbox: SandboxId, template: str, order: Mapping[str, Any]) -> Started:
+    async def start(
+        self, sandbox: SandboxId, template: str, order: Mapping[str, Any], *, origin: SandboxId | None = None
+    ) -> Started:
         """Start a sandbox and return once it can run commands. If cancelled, nothing is left of it.
+
+        With `origin`, another sandbox's layers are at hand for it; the order says which it has.
 
         Raises:
             BackendError: It cannot be built, or the spawner is gone.
@@ -113,13 +117,27 @@ class SpawnerClient:
         self.serve(channel)
         try:
             with theirs:
-                request = {"op": "start", "sandbox": sandbox, "template": template, "order": order}
+                request = {
+                    "op": "start",
+                    "sandbox": sandbox,
+                    "template": template,
+                    "order": order,
+                    "origin": origin,
+                }
                 reply = await self._request(request, [theirs.fileno()])
             await channel.wait_ready()
         except BaseException:
             await self.close(sandbox, channel)
             raise
         return Started(channel=channel, facts=reply)
+
+    async def errand(self, sandbox: SandboxId, template: str, do: str, **details: Any) -> Mapping[str, Any]:
+        """Have a helper do something to a sandbox, and return what it tells.
+
+        Raises:
+            BackendError: It could not; what it found stands.
+        """
+        return await self._request({"op": "errand", "sandbox": sandbox, "template": template, "do": do, **details})
 
     def serve(self, channel: Channel) -> None:
         """Take a channel's messages for as long as the spawner is used."""

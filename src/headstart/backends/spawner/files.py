@@ -30,6 +30,7 @@ import anyio.to_thread
 
 from headstart.backends.contract import FileInfo, FileKind
 from headstart.backends.spawner.channel import Channel
+from headstart.backends.spawner.gate import Gate
 from headstart.backends.spawner.guest import syscalls
 from headstart.errors import BackendError
 
@@ -55,11 +56,12 @@ _GoOn = Callable[[], bool]
 
 
 class SpawnedFiles:
-    """Implements `Files` over a `Channel`; relative paths begin at `home`."""
+    """Implements `Files` over a `Channel`; relative paths begin at `home`. What changes something passes the `gate`."""
 
-    def __init__(self, channel: Channel, *, home: str) -> None:
+    def __init__(self, channel: Channel, *, home: str, gate: Gate) -> None:
         self._channel = channel
         self._home = home
+        self._gate = gate
 
     async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
         """See `Files.read`."""
@@ -87,7 +89,7 @@ class SpawnedFiles:
             return lambda: go_on() and writing.wanted
 
         try:
-            async with self._created(path) as (created, place):
+            async with self._gate.passing(), self._created(path) as (created, place):
                 try:
                     await created.use(path, lambda descriptor, go_on: _write(descriptor, content, still_wanted(go_on)))
                     writing.stop_unless_wanted()
@@ -106,7 +108,7 @@ class SpawnedFiles:
     async def _forget(self, temporary: str) -> None:
         with anyio.move_on_after(_LAST_ACT_S, shield=True) as scope:
             try:
-                await self._do("remove", temporary)
+                _close_all(await self._ask("remove", temporary))
             except FileNotFoundError:
                 pass  # it had been put in its place
             except BackendError:
@@ -149,7 +151,8 @@ class SpawnedFiles:
         return PurePosixPath(self._home, path)
 
     async def _do(self, operation: str, path: str, **details: Any) -> None:
-        _close_all(await self._ask(operation, path, **details))
+        async with self._gate.passing():
+            _close_all(await self._ask(operation, path, **details))
 
     @asynccontextmanager
     async def _opened(self, operation: str, path: str) -> AsyncGenerator[tuple[_Opened, dict[str, Any]]]:

@@ -11,10 +11,20 @@ from dataclasses import dataclass, replace
 
 import anyio
 
-from headstart.backends.contract import ByteStreams, Command, Completed, ExitStatus, Usage
+from headstart.backends.contract import (
+    ByteStreams,
+    Checkpoint,
+    Command,
+    Completed,
+    ExitStatus,
+    Identity,
+    RunningSandbox,
+    Usage,
+)
 from headstart.backends.output import communicate
 from headstart.backends.spawner.channel import Channel, Execution
 from headstart.backends.spawner.files import SpawnedFiles
+from headstart.backends.spawner.gate import Gate
 from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
 from headstart.errors import BackendError
 from headstart.ids import SandboxId
@@ -42,6 +52,9 @@ class CommandStreams:
     async def terminate(self) -> None:
         await self.execution.signal(signal.SIGTERM)
 
+    async def interrupt(self) -> None:
+        await self.execution.signal(signal.SIGINT)
+
 
 class SpawnedSandbox:
     """Implements `RunningSandbox` over a `Channel`; backends add usage, priority and removal."""
@@ -55,7 +68,8 @@ class SpawnedSandbox:
         self._channel = channel
         self._entry = entry
         self._base_env = {name: entry.env[name] for name in _ALWAYS_SET if name in entry.env}
-        self._files = SpawnedFiles(channel, home=entry.env.get("HOME", "/"))
+        self._gate = Gate()
+        self._files = SpawnedFiles(channel, home=entry.env.get("HOME", "/"), gate=self._gate)
         self._polite = polite
         self._attached = False
         self._closed = False
@@ -86,13 +100,13 @@ class SpawnedSandbox:
                 return await communicate(streams, stdin)
 
     @asynccontextmanager
-    async def start(self, command: Command) -> AsyncGenerator[ByteStreams]:
+    async def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AsyncGenerator[ByteStreams]:
         """See `RunningSandbox.start`."""
         folder = posixpath.join(self._entry.cwd or "/", command.cwd or "")
         complete = replace(command, env={**self._base_env, **command.env}, cwd=folder)
         pipes = StdioPipes.open()
         try:
-            execution = await self._execute(complete, pipes, (), own_tree=True)
+            execution = await self._execute(complete, pipes, descriptors, own_tree=True)
             try:
                 yield _streams(pipes, execution)
             except BaseException:
@@ -143,9 +157,24 @@ class SpawnedSandbox:
 
     async def _execute(self, command: Command, pipes: StdioPipes, more: Sequence[int], *, own_tree: bool) -> Execution:
         try:
-            return await self._channel.execute(command, [*pipes.theirs, *more], own_tree=own_tree)
+            async with self._gate.passing():
+                return await self._channel.execute(command, [*pipes.theirs, *more], own_tree=own_tree)
         finally:
             pipes.hand_over()
+
+    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:  # noqa: ARG002
+        """See `RunningSandbox.checkpoint`."""
+        raise self._no_layers()
+
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:  # noqa: ARG002
+        """See `RunningSandbox.fork`."""
+        raise self._no_layers()
+
+    async def forget(self, checkpoint: Checkpoint) -> None:
+        """See `RunningSandbox.forget`."""
+
+    def _no_layers(self) -> BackendError:
+        return BackendError(f"{self.id} has no layers, so its files cannot be kept", hint='use the backend "local"')
 
     async def wait_lost(self) -> None:
         """Return when the sandbox is gone, whoever ended it."""

@@ -21,6 +21,7 @@ import time
 from typing import Any, NoReturn
 
 from headstart.backends.local.guest import lockdown, private, tree, userns
+from headstart.backends.local.guest.errands import Errands
 from headstart.backends.spawner.guest import runs, syscalls
 from headstart.backends.spawner.guest.init import Init, reset_signals
 from headstart.backends.spawner.guest.wire import PeerGone, Wire
@@ -86,6 +87,9 @@ class LocalKind:
         self._refill_at = 0.0
         self._parked_at = 0.0
         self._in_group: dict[int, str] = {}  # init → its group
+        self._told_by: dict[int, Wire] = {}  # init → where it tells its mount namespace
+        self._mounts: dict[int, int] = {}  # init → a descriptor of that
+        self._errands = Errands()
         self._doomed: dict[int, str] = {}  # init that has ended → its group, which is to be removed
         self._made_groups = 0
         self.facts: dict[str, Any] = {"run": self._run.path, "cgroups": self._groups}
@@ -142,12 +146,46 @@ class LocalKind:
 
     # ------------------------------------------------------------ sandboxes
 
-    def start(self, template: str, order: dict[str, Any], control: int) -> tuple[int, dict[str, Any]]:
+    def start(
+        self, template: str, order: dict[str, Any], control: int, origin: int | None
+    ) -> tuple[int, dict[str, Any]]:
         known = self._templates[template]
         self._refill_later()
-        parked = self._hand_out({**known.plan, **order}, [control, known.mounts])
+        descriptors = [control, known.mounts] + ([] if origin is None else [self._mounts_of(origin)])
+        parked = self._hand_out({**known.plan, **order}, descriptors)
         self._in_group[parked.pid] = parked.group
+        self._told_by[parked.pid] = parked.wire
         return parked.pid, {"group": parked.group}
+
+    def _mounts_of(self, init: int) -> int:
+        """Return a descriptor of a sandbox's mount namespace; its init told it before it was ready."""
+        if init not in self._mounts:
+            wire = self._told_by.pop(init)
+            try:
+                _, (self._mounts[init],) = wire.wait()
+            except PeerGone as error:
+                raise OSError(errno.ESRCH, "the sandbox is gone") from error
+            finally:
+                wire.close()
+        return self._mounts[init]
+
+    # ------------------------------------------------------------ errands
+
+    def begin_errand(self, init: int, message: dict[str, Any]) -> int:
+        """Have a helper do something to a sandbox; return where it will tell its answer, one line of JSON."""
+        template = self._templates[message["template"]]
+        group = self._in_group[init]
+        order = {
+            "init": init,
+            "groups": [f"{base}/{group}" for base in self._groups],
+            "owner": self._owner(),
+            "message": {**message, "plan": {**template.plan, **message.get("plan", {})}},
+        }
+        return self._errands.begin(order, mounts=self._mounts_of(init), template=template.mounts)
+
+    def _owner(self) -> tuple[int, int] | None:
+        owner = userns.FIRST_ID + userns.SANDBOX_ID
+        return (owner, owner) if self._privileged else None
 
     def _refill_later(self) -> None:
         now = time.monotonic()
@@ -163,10 +201,9 @@ class LocalKind:
             try:
                 parked.wire.send_with(order, descriptors)
             except PeerGone:
+                parked.wire.close()
                 self._doomed[parked.pid] = parked.group
                 continue
-            finally:
-                parked.wire.close()
             return parked
         raise OSError(errno.ECHILD, "processes that were parked keep dying")
 
@@ -196,31 +233,45 @@ class LocalKind:
             private.bring_up_loopback()
 
     def become_sandbox(
-        self, order: dict[str, Any], control: int, mounts: int, group: str, trouble: OSError | None
+        self, order: dict[str, Any], descriptors: list[int], told: Wire, group: str, trouble: OSError | None
     ) -> NoReturn:
-        """Turn the calling parked process into the init of a sandbox; it never returns."""
+        """Turn the calling parked process into the init of a sandbox; it never returns.
+
+        Args:
+            order: The template's plan and what was ordered.
+            descriptors: The control socket, the template's mounts, and, for a fork, those of its origin.
+            told: Gets a descriptor of its mount namespace.
+            group: The name of its control groups.
+            trouble: What went wrong while it was parked.
+        """
+        control, *mounts = descriptors
         wire = Wire(socket.socket(fileno=os.dup(control)))
         try:
             if trouble is not None:
                 raise trouble
             init = Init(control, ends_with_namespace=True, lifeline=self._lifeline, limits=order["rlimits"])
-            self._confine(order, mounts, group)
+            self._confine(order, mounts, told, group)
             init.let_go_of_everything_else()
         except OSError as error:
             wire.send({"event": "broken", "error": f"the sandbox could not be built: {error}"})
             os._exit(70)
         init.serve()
 
-    def _confine(self, order: dict[str, Any], mounts: int, group: str) -> None:
+    def _confine(self, order: dict[str, Any], mounts: list[int], told: Wire, group: str) -> None:
+        template, *origin = mounts
         for base, name, value in order["group_settings"]:
             _write(f"{base}/{group}/{name}", value)
         if self._groups:  # from inside of it, nsdelegate refuses to set the limits above
             syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         self._choose_network(order["network"])
-        syscalls.setns(mounts, syscalls.CLONE_NEWNS)
+        scratch = private.scratch_in(origin[0]) if origin else None
+        syscalls.setns(template, syscalls.CLONE_NEWNS)
         syscalls.unshare(syscalls.CLONE_NEWNS)
-        owner = userns.FIRST_ID + userns.SANDBOX_ID
-        private.lay_private_parts(order, owner=(owner, owner) if self._privileged else None, masked=not order["zygote"])
+        private.lay_private_parts(order, owner=self._owner(), masked=not order["zygote"], scratch=scratch)
+        namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        told.send_with({"event": "mounted"}, [namespace])
+        os.close(namespace)
+        told.close()
         socket.sethostname(order["hostname"])
         if self._privileged:
             syscalls.setns(self._userns, syscalls.CLONE_NEWUSER)
@@ -239,6 +290,11 @@ class LocalKind:
             private.bring_up_loopback()
 
     def ended(self, pid: int) -> None:
+        self._errands.ended(pid)
+        if pid in self._told_by:
+            self._told_by.pop(pid).close()
+        if pid in self._mounts:
+            os.close(self._mounts.pop(pid))
         group = self._in_group.pop(pid, None) or self._forget_parked(pid)
         if group is not None:
             self._doomed[pid] = group
@@ -254,20 +310,23 @@ class LocalKind:
         return None
 
     def owns(self, pid: int) -> bool:
-        return any(parked.pid == pid for parked in self._parked)
+        return self._errands.owns(pid) or any(parked.pid == pid for parked in self._parked)
 
     def count_groups(self) -> int:
         return len(self._in_group) + len(self._doomed) if self._groups else 0
 
     def tend(self) -> float | None:
-        """Park one process if some are missing; remove the groups of ended sandboxes."""
+        """Park one process if some are missing; remove the groups of ended sandboxes; have a helper ready."""
         self._remove_doomed()
         now = time.monotonic()
         if len(self._parked) < _PARKED and now >= self._refill_at:
             self._park()
+        dues = [self._errands.tend()]
         if self._doomed:
-            return _GROUP_RETRY_S
-        return max(0.0, self._refill_at - now) if len(self._parked) < _PARKED else None
+            dues.append(_GROUP_RETRY_S)
+        if len(self._parked) < _PARKED:
+            dues.append(max(0.0, self._refill_at - now))
+        return min((due for due in dues if due is not None), default=None)
 
     def is_clean(self, pid: int) -> bool:
         return pid not in self._doomed
@@ -295,10 +354,9 @@ def _be_parked(theirs: socket.socket, *, group: str, kind: LocalKind) -> NoRetur
         mine = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 64)
         kind.close_foreign_descriptors(mine)
         trouble = _settle(kind, group)
-        sock = socket.socket(fileno=mine)
-        order, (control, mounts) = Wire(sock).wait()
-        sock.close()
-        kind.become_sandbox(order, control, mounts, group, trouble)
+        wire = Wire(socket.socket(fileno=mine))
+        order, descriptors = wire.wait()
+        kind.become_sandbox(order, descriptors, wire, group, trouble)
     except PeerGone:
         pass  # the spawner has ended
     finally:

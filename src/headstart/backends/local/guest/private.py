@@ -2,9 +2,14 @@
 
 One tmpfs, with a size and a number of inodes, carries home, /tmp, /var/tmp, /dev/shm, the
 folders that lead to the user's mounts, and the changes to overlay mounts; its pages count as
-the sandbox's memory. The mount that all of them were bound from stays, closed to everybody:
-taking a mount away makes the kernel wait for every CPU (up to 11 ms when they are busy),
-adding one does not.
+the sandbox's memory. The mount that all of them were bound from stays, in a folder that is
+closed to everybody: taking a mount away makes the kernel wait for every CPU (up to 11 ms when
+they are busy), adding one does not.
+
+In it, what a sandbox writes goes to a *layer*, a folder of its own: `w/upper/N` for the Nth
+private folder, `oN/upper` for the Nth overlay. A sandbox begins with one. A checkpoint seals
+it and stacks an empty one on top (`layers`); the private folders of all its layers are then
+put together by one more overlay, at `STATE`.
 
 A zygote's fork does the same, in namespaces nested in the zygote's: the new mounts cover the
 zygote's own, which it cannot uncover, having no capabilities left. Its overlays do not lie on
@@ -19,23 +24,35 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 from headstart.backends.local.guest import userns
 from headstart.backends.spawner.guest import syscalls
 
 __all__ = [
+    "CLOSED",
     "EMPTY",
     "HOST_PROC",
+    "NEXT",
     "PLAIN",
+    "PREVIOUS",
     "SCRATCH",
+    "STATE",
     "bring_up_loopback",
     "hide_host_proc",
     "lay_private_parts",
     "overlay",
+    "scratch_in",
 ]
 
-SCRATCH = "/.headstart/scratch"
+CLOSED = "/.headstart/closed"
+"""A folder of the read-only tree that a sandbox cannot look into."""
+
+SCRATCH = CLOSED + "/scratch"
+STATE = CLOSED + "/state"
+NEXT = CLOSED + "/next"
+PREVIOUS = CLOSED + "/previous"
 HOST_PROC = "/.headstart/proc"
 EMPTY = "/.headstart/empty"
 PLAIN = "/.headstart/plain"
@@ -48,35 +65,78 @@ _COPY = syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 
-def lay_private_parts(plan: dict[str, Any], *, owner: tuple[int, int] | None, masked: bool) -> None:
+def lay_private_parts(
+    plan: dict[str, Any],
+    *,
+    owner: tuple[int, int] | None,
+    masked: bool,
+    scratch: int | None = None,
+    carried: Mapping[str, int] | None = None,
+) -> None:
     """Mount everything private in this process's mount namespace.
 
     Args:
         plan: `private` (folder → mode; they start empty), `scratch_bytes`, `scratch_inodes`,
             `overlays`, `plain` (whether `PLAIN` has them, too), `covered` (mounts below a
-            private folder or an overlay, which stay visible), as in `confine.enter`.
+            private folder or an overlay, which stay visible), `layers` (names, the lowest first;
+            the last one is new), as in `confine.enter`.
         owner: Who owns the private folders, if not whoever mounts.
         masked: Hide what /proc tells about the machine, and `PLAIN`. Not for a zygote: its
             forks could then not mount a /proc of their own.
+        scratch: A detached mount of the tmpfs that has the lower layers; a new one is made if there are none.
+        carried: Detached mounts, by where they belong, of /proc and /dev/pts; new ones are made unless given.
     """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    *below, top = plan["layers"]
     kept = {target: syscalls.open_tree(target, _COPY) for target in plan["covered"] if os.path.exists(target)}
-    syscalls.mount("headstart", SCRATCH, "tmpfs", flags, _tmpfs_options(plan))
-    for number, (target, mode) in enumerate(plan["private"].items()):
-        folder = _own_folder(f"{SCRATCH}/{number}", mode, owner)
+    if scratch is None:
+        syscalls.mount("headstart", SCRATCH, "tmpfs", flags, _tmpfs_options(plan))
+    else:
+        syscalls.move_mount(scratch, SCRATCH)
+    os.chdir(SCRATCH)  # so that many layers' names fit into a mount's options
+    os.mkdir(top)
+    folders = _private_folders(plan["private"], below, top, owner)
+    for target, folder in folders.items():
         syscalls.mount(folder, target, None, syscalls.MS_BIND)
     for target in sorted({*kept, *plan["overlays"]}, key=lambda path: path.count("/")):
         if target in kept:
             _put_back(kept[target], target, owner)
         if target in plan["overlays"]:
             number = plan["overlays"].index(target)
-            overlay(f"{PLAIN}/{number}" if plan["plain"] else target, target, f"{SCRATCH}/o{number}", owner)
+            lower = [f"{name}/o{number}/upper" for name in reversed(below)]
+            lower.append(f"{PLAIN}/{number}" if plan["plain"] else target)
+            overlay(lower, target, f"{top}/o{number}", owner)
+    os.chdir("/")
+    if carried is not None:
+        for target, mount in carried.items():
+            syscalls.move_mount(mount, target)
+        return
     syscalls.mount("proc", "/proc", "proc", flags | syscalls.MS_NOEXEC)
     syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "newinstance,ptmxmode=0666")
     if masked:
         _mask()
         if plan["plain"]:
             syscalls.mount(EMPTY, PLAIN, None, syscalls.MS_BIND)
+
+
+def scratch_in(mounts: int) -> int:
+    """Enter a sandbox's mount namespace, and return a detached mount of the tmpfs that has its layers."""
+    syscalls.setns(mounts, syscalls.CLONE_NEWNS)
+    return syscalls.open_tree(SCRATCH, syscalls.OPEN_TREE_CLONE)
+
+
+def _private_folders(
+    private: dict[str, int], below: list[str], top: str, owner: tuple[int, int] | None
+) -> dict[str, str]:
+    """Return what to mount at each private folder: empty folders, or what the lower layers have there."""
+    if below:
+        overlay([f"{name}/w/upper" for name in reversed(below)], STATE, f"{top}/w", owner)
+        return {target: f"{STATE}/{number}" for number, target in enumerate(private)}
+    home = f"{top}/w/upper"
+    os.makedirs(home)
+    return {
+        target: _own_folder(f"{home}/{number}", mode, owner) for number, (target, mode) in enumerate(private.items())
+    }
 
 
 def hide_host_proc() -> None:
@@ -119,27 +179,34 @@ def _make_way(folder: str, owner: tuple[int, int] | None) -> None:
         _own_folder(folder, 0o755, owner)
 
 
-def overlay(lower: str, target: str, folder: str, owner: tuple[int, int] | None) -> None:
-    """Mount a folder, made writable; what is in it stays as it is.
+def overlay(lower: list[str], target: str, folder: str, owner: tuple[int, int] | None) -> None:
+    """Mount folders on top of each other, made writable; what is in them stays as it is.
+
+    Where root mounts, a folder from below can be renamed; else that fails with EXDEV, and `mv` copies.
 
     Args:
-        lower: The folder.
-        target: Where to mount it.
+        lower: The folders, the topmost first.
+        target: Where to mount them.
         folder: Is made, for what changes.
-        owner: Who owns the top of it if, its ids not being mapped, it is nobody's inside.
+        owner: Who owns the top of it if, its ids not being mapped, it is nobody's inside; None: whoever mounts.
 
     Raises:
         OSError: This kernel cannot do it, or not on this file system.
     """
     os.mkdir(folder)
-    facts = os.stat(lower)
-    theirs = (facts.st_uid, facts.st_gid) if facts.st_uid >= userns.FIRST_ID else owner
+    facts = os.stat(lower[0])
+    theirs = (facts.st_uid, facts.st_gid) if facts.st_uid >= userns.FIRST_ID or len(lower) > 1 else owner
     _own_folder(folder + "/upper", facts.st_mode & 0o7777, theirs if owner is not None else None)
     os.mkdir(folder + "/work")
-    layers = {"lowerdir": lower, "upperdir": folder + "/upper", "workdir": folder + "/work"}
-    options = [f"{name}={_escaped(path)}" for name, path in layers.items()]
+    layers = {
+        "lowerdir": ":".join(_escaped(path) for path in lower),
+        "upperdir": _escaped(folder + "/upper"),
+        "workdir": _escaped(folder + "/work"),
+    }
+    options = [f"{name}={path}" for name, path in layers.items()]
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
-    syscalls.mount("overlay", target, "overlay", flags, ",".join([*options, "userxattr"]))
+    options.append("redirect_dir=on" if owner is not None else "userxattr")
+    syscalls.mount("overlay", target, "overlay", flags, ",".join(options))
 
 
 def _escaped(path: str) -> str:

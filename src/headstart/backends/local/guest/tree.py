@@ -21,7 +21,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from headstart.backends.local.guest import userns
-from headstart.backends.local.guest.private import EMPTY, HOST_PROC, PLAIN, SCRATCH, overlay
+from headstart.backends.local.guest.private import (
+    CLOSED,
+    EMPTY,
+    HOST_PROC,
+    NEXT,
+    PLAIN,
+    PREVIOUS,
+    SCRATCH,
+    STATE,
+    overlay,
+)
 from headstart.backends.spawner.guest import syscalls
 
 __all__ = ["build_and_enter"]
@@ -36,7 +46,11 @@ _DEVICE_LINKS = {
     "/dev/stdout": "/proc/self/fd/1",
     "/dev/stderr": "/proc/self/fd/2",
 }
-_OURS = {SCRATCH: 0o755, HOST_PROC: 0o755, EMPTY: 0o555, PLAIN: 0o755}
+_OURS = {
+    **dict.fromkeys((SCRATCH, STATE, NEXT, PREVIOUS, HOST_PROC, PLAIN), 0o755),
+    EMPTY: 0o555,
+    CLOSED: 0,
+}
 _FOLDERS = {"/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777, "/dev/pts": 0o755, "/proc": 0o555, "/run": 0o755}
 
 
@@ -98,7 +112,7 @@ def _can_overlay(root: str, target: str, plan: dict[str, Any], notes: list[str])
     try:
         if plan["plain"]:
             os.close(syscalls.open_tree(root + target, syscalls.OPEN_TREE_CLONE))
-        overlay(root + target, root + EMPTY, trial + "/layers", owner=None)
+        overlay([root + target], root + EMPTY, trial + "/layers", owner=None)
         syscalls.umount(root + EMPTY)
     except OSError as error:
         cure = "move it to another file system, or use a newer kernel"
@@ -144,6 +158,8 @@ def _unescaped(path: str) -> str:
 def _furnish(root: str, plan: dict[str, Any]) -> None:
     for path, mode in {**_FOLDERS, **_OURS, plan["home"]: 0o755}.items():
         _make_folder(root + path, mode)
+    if plan["plain"]:  # a fork of a zygote has no more rights than the zygote, and must get in there
+        _make_folder(root + CLOSED, 0o755)
     for path, mode in plan["folders"].items():
         _make_folder(root + path, mode)
     for path, target in {**plan["links"], **_DEVICE_LINKS}.items():

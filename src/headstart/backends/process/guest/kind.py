@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from typing import Any, NoReturn
@@ -30,11 +31,20 @@ class ProcessKind:
     def release(self, template: str) -> None:
         """Nothing is kept for a template."""
 
-    def start(self, template: str, order: dict[str, Any], control: int) -> tuple[int, dict[str, Any]]:  # noqa: ARG002
+    def start(
+        self,
+        template: str,  # noqa: ARG002
+        order: dict[str, Any],
+        control: int,
+        origin: int | None,  # noqa: ARG002
+    ) -> tuple[int, dict[str, Any]]:
         pid = os.fork()
         if pid == 0:
             self._be_init(order, control)
         return pid, {}
+
+    def begin_errand(self, init: int, message: dict[str, Any]) -> int:  # noqa: ARG002
+        raise OSError(errno.ENOTSUP, "sandboxes that are not isolated have no layers")
 
     def _be_init(self, order: dict[str, Any], control: int) -> NoReturn:
         try:

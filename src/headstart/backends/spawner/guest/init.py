@@ -166,16 +166,15 @@ class Init:
                 pid = commands.start_marked(message, descriptors, self._spared)
             else:
                 pid = commands.start_by_fork(message, descriptors)
+            self._running[message["id"]] = pid
+            told: dict[str, Any] = {"event": "started", "id": message["id"], "pid": pid}
         except Exception as error:  # noqa: BLE001 also for what cannot be an argument: it must not end the sandbox
             number = getattr(error, "errno", None) or errno.EINVAL
-            told = getattr(error, "strerror", None) or os.strerror(number)
-            self._wire.send({"event": "failed", "id": message["id"], "errno": number, "error": told})
-            return
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        self._running[message["id"]] = pid
-        self._wire.send({"event": "started", "id": message["id"], "pid": pid})
+            why = getattr(error, "strerror", None) or os.strerror(number)
+            told = {"event": "failed", "id": message["id"], "errno": number, "error": why}
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._wire.send(told)
 
     def _end(self) -> NoReturn:
         if self._ends_with_namespace:

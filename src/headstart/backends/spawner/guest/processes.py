@@ -14,6 +14,7 @@ __all__ = [
     "is_below",
     "kill_everything_below",
     "kill_everything_in_namespace",
+    "pause",
     "reap",
 ]
 
@@ -116,5 +117,10 @@ def kill_everything_below(pid: int, *, rounds: int = 400) -> bool:
         reap()
         if not children(pid):
             return True
-        select.select([], [], [], 0.002)
+        pause(0.002)
     return False
+
+
+def pause(seconds: float) -> None:
+    """Let others go on for a moment."""
+    select.select([], [], [], seconds)

@@ -12,7 +12,8 @@ file on the socket, however it died), everything that was started ends within a 
 Messages in (`seq` is answered with the same `seq`):
     `{"op": "prepare", "seq", "template", "plan"}`
     `{"op": "release", "seq", "template"}`
-    `{"op": "start", "seq", "sandbox", "template", "order"}` with the init's control socket
+    `{"op": "start", "seq", "sandbox", "template", "order", "origin"}` with the init's control socket
+    `{"op": "errand", "seq", "sandbox", …}`  answered when a helper has done it
     `{"op": "count", "seq"}`             answered with `processes` and `groups`
     `{"op": "close", "seq", "sandbox"}`  answered when nothing of the sandbox is left
 
@@ -22,6 +23,7 @@ Messages out: `{"event": "ready", …}`, `{"seq", …}` or `{"seq", "error"}`, a
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import importlib
@@ -55,8 +57,17 @@ class Kind(Protocol):
 
     def release(self, template: str) -> None: ...
 
-    def start(self, template: str, order: dict[str, Any], control: int) -> tuple[int, dict[str, Any]]:
-        """Fork an init that serves `control`; return its pid and facts for the service."""
+    def start(
+        self, template: str, order: dict[str, Any], control: int, origin: int | None
+    ) -> tuple[int, dict[str, Any]]:
+        """Fork an init that serves `control`; return its pid and facts for the service.
+
+        `origin` is the init of the sandbox whose files it begins with, if there is one.
+        """
+        ...
+
+    def begin_errand(self, init: int, message: dict[str, Any]) -> int:
+        """Have a helper do something to a sandbox; return where it will tell its answer, one line of JSON."""
         ...
 
     def ended(self, pid: int) -> None:
@@ -93,6 +104,7 @@ class Spawner:
         self._inits: dict[int, str] = {}  # pid → sandbox
         self._closing: dict[int, tuple[int, float]] = {}  # pid → (seq to answer, when to kill it)
         self._cleaning: dict[int, int] = {}  # pid that was reaped → seq to answer
+        self._errands: dict[int, int] = {}  # where a helper tells its answer → seq to answer
         self._wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._tend_at: float | None = 0.0
         signal.signal(signal.SIGCHLD, _do_nothing)
@@ -111,9 +123,13 @@ class Spawner:
         poll = select.poll()
         poll.register(self._wire, select.POLLIN | (select.POLLOUT if self._wire.has_backlog else 0))
         poll.register(self._wake, select.POLLIN)
+        for told in self._errands:
+            poll.register(told, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms())}
         if self._wake in ready:
             os.read(self._wake, 4096)
+        for told in ready & self._errands.keys():
+            self._answer_errand(told)
         self._collect_ended()
         self._kill_overdue()
         self._wire.flush()
@@ -155,14 +171,29 @@ class Spawner:
             self._kind.release(message["template"])
             return {}
         if operation == "start":
-            pid, facts = self._kind.start(message["template"], message["order"], descriptors[0])
+            origin = None if message["origin"] is None else self._init_of(message["origin"])
+            pid, facts = self._kind.start(message["template"], message["order"], descriptors[0], origin)
             self._inits[pid] = message["sandbox"]
             return {"pid": pid, **facts}
+        if operation == "errand":
+            self._errands[self._kind.begin_errand(self._init_of(message["sandbox"]), message)] = message["seq"]
+            return None
         if operation == "count":
             return self._count()
         if operation == "close":
             return self._close(message)
         raise OSError(22, f"unknown operation {operation!r}")
+
+    def _init_of(self, sandbox: str) -> int:
+        for pid, name in self._inits.items():
+            if name == sandbox:
+                return pid
+        raise OSError(errno.ESRCH, "the sandbox is gone")
+
+    def _answer_errand(self, told: int) -> None:
+        with open(told, "rb") as line:
+            answer = json.loads(line.readline() or b'{"error": "the helper ended early"}')
+        self._wire.send({"seq": self._errands.pop(told), **answer})
 
     def _count(self) -> dict[str, Any]:
         below = [pid for pid in processes.descendants(os.getpid()) if processes.is_alive(pid)]

@@ -158,15 +158,20 @@ def open_tree(path: str, flags: int) -> int:
     )
 
 
-def mount_setattr(descriptor: int, attributes: int, *, userns: int = 0) -> None:
-    """Set attributes on a mount and all mounts below it; `userns` is a descriptor for id-mapping."""
-    request = struct.pack("=QQQQ", attributes, 0, 0, userns)
+def mount_setattr(
+    descriptor: int, attributes: int, *, without: int = 0, userns: int = 0, recursive: bool = True
+) -> None:
+    """Set attributes on a mount (and clear those of `without`), and on all mounts below it.
+
+    `userns` is a descriptor for id-mapping.
+    """
+    request = struct.pack("=QQQQ", attributes, without, 0, userns)
     _call(
         f"mount_setattr({attributes:#x})",
         _NR_MOUNT_SETATTR,
         ctypes.c_int(descriptor),
         b"",
-        ctypes.c_uint(AT_EMPTY_PATH | AT_RECURSIVE),
+        ctypes.c_uint(AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)),
         request,
         ctypes.c_size_t(len(request)),
     )

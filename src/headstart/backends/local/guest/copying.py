@@ -1,0 +1,97 @@
+"""Copying a layer: everything in it, as it is, also what only overlayfs understands."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+__all__ = ["copy_tree"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+class _Copy:
+    def __init__(self, most_bytes: int) -> None:
+        self._left = most_bytes
+        self._seen: dict[tuple[int, int], str] = {}  # a file with several names is copied once
+        self.copied = 0
+
+    def copy(self, source: str, target: str, skip: str) -> None:
+        facts = os.lstat(source)
+        if stat.S_ISDIR(facts.st_mode):
+            os.mkdir(target)
+            for name in os.listdir(source):
+                if name != skip:
+                    self.copy(f"{source}/{name}", f"{target}/{name}", "")
+        elif facts.st_nlink > 1 and (facts.st_dev, facts.st_ino) in self._seen:
+            os.link(self._seen[facts.st_dev, facts.st_ino], target)
+            return
+        else:
+            self._copy_one(source, target, facts)
+            self._seen[facts.st_dev, facts.st_ino] = target
+        self._dress(source, target, facts)
+
+    def _copy_one(self, source: str, target: str, facts: os.stat_result) -> None:
+        if stat.S_ISLNK(facts.st_mode):
+            os.symlink(os.readlink(source), target)
+        elif stat.S_ISREG(facts.st_mode):
+            self._copy_content(source, target, facts.st_size)
+        else:  # a FIFO, a socket, or overlayfs's mark of what was removed
+            os.mknod(target, facts.st_mode, facts.st_rdev)
+
+    def _copy_content(self, source: str, target: str, size: int) -> None:
+        """Copy what is there of a file; its holes stay holes."""
+        reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(writing, size)
+            start = 0
+            while True:
+                try:
+                    start = os.lseek(reading, start, os.SEEK_DATA)
+                except OSError as error:
+                    if error.errno == errno.ENXIO:  # nothing but a hole is left
+                        return
+                    raise
+                start = self._copy_part(reading, writing, start, os.lseek(reading, start, os.SEEK_HOLE))
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+    def _copy_part(self, reading: int, writing: int, start: int, end: int) -> int:
+        os.lseek(writing, start, os.SEEK_SET)
+        while start < end:
+            count = os.sendfile(writing, reading, start, min(_CHUNK_BYTES, end - start))
+            if not count:
+                break
+            start += count
+            self.copied += count
+            if self.copied > self._left:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return end
+
+    @staticmethod
+    def _dress(source: str, target: str, facts: os.stat_result) -> None:
+        os.chown(target, facts.st_uid, facts.st_gid, follow_symlinks=False)
+        if not stat.S_ISLNK(facts.st_mode):
+            os.chmod(target, stat.S_IMODE(facts.st_mode))
+        for name in os.listxattr(source, follow_symlinks=False):
+            os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+        os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns), follow_symlinks=False)
+
+
+def copy_tree(source: str, target: str, *, skip: str, most_bytes: int) -> int:
+    """Copy a layer's folder; `target` is made. Folders named `skip` right below its parts are left out.
+
+    Returns:
+        Bytes of content that were copied.
+
+    Raises:
+        OSError: `EFBIG` if that would be more than `most_bytes`.
+    """
+    copy = _Copy(most_bytes)
+    os.mkdir(target)
+    for part in os.listdir(source):
+        copy.copy(f"{source}/{part}", f"{target}/{part}", skip)
+    return copy.copied
