@@ -1,0 +1,466 @@
+"""One sandbox with its checkpoints and branches, as `core.transaction` decides: acts on what comes out of it.
+
+Events are handed in by whoever sees them happen, and answered at once; acts (capturing,
+forking, removing) are tasks of the lineage's own, so that whoever asked for one may be
+cancelled without leaving it half done. The state version changes with every run that may
+have changed something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypedDict, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from headstart.backends.contract import Capture, Checkpoint, Identity, RunningSandbox
+from headstart.clock import Clock
+from headstart.core.actions import Effect
+from headstart.core.transaction import (
+    BranchForked,
+    CaptureCheckpoint,
+    CheckpointCaptured,
+    CheckpointDropRequested,
+    CheckpointNotCaptured,
+    CheckpointRequested,
+    CollectGarbage,
+    CommitRequested,
+    DiscardRequested,
+    ForkBranch,
+    ForkFailed,
+    ForkRequested,
+    GarbageCollected,
+    Lineage,
+    LineageClosed,
+    LineageId,
+    LineageOpened,
+    RefuseTransaction,
+    ReportBranch,
+    ReportCheckpoint,
+    ReportConflict,
+    ReportDone,
+    ReportFailure,
+    ReportMismatch,
+    ReportState,
+    RequestId,
+    RestoreCanonical,
+    RollbackRequested,
+    RunEnded,
+    RunRequested,
+    StageCommit,
+    StageFailed,
+    StageRollback,
+    StartRun,
+    StateStaged,
+    StateSwapped,
+    StateVerified,
+    StateVersion,
+    SwapIn,
+    TransactionEvent,
+    TransactionInstruction,
+    TransactionRequest,
+    VerifyStaged,
+)
+from headstart.errors import BackendError, Conflict, TransactionRefused
+from headstart.ids import CheckpointId, IdSource, SandboxId
+
+__all__ = ["SandboxCheckpoint", "SandboxLineage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxCheckpoint:
+    """A state of a sandbox that is kept.
+
+    Attributes:
+        version: The state's; two states that may differ never share one.
+        capture: How it came about.
+    """
+
+    id: CheckpointId
+    version: StateVersion
+    capture: Capture
+
+
+_Answer = (
+    StartRun
+    | RefuseTransaction
+    | ReportFailure
+    | ReportConflict
+    | ReportMismatch
+    | ReportCheckpoint
+    | ReportBranch
+    | ReportState
+    | ReportDone
+)
+
+_Act = TypeVar("_Act", CaptureCheckpoint, ForkBranch, StageRollback, VerifyStaged, CollectGarbage)
+
+
+class _About(TypedDict):
+    at_s: float
+    lineage: LineageId
+    request: RequestId
+
+
+class _Waiting:
+    """A request that somebody waits for."""
+
+    def __init__(self) -> None:
+        self.answered = anyio.Event()
+        self.answer: _Answer | None = None
+
+
+class SandboxLineage:
+    """A name that means one sandbox, the canonical one; see `core.transaction`.
+
+    Args:
+        first: The canonical sandbox; from now on the lineage closes it.
+        name: The lineage's.
+        identify: Returns what a sandbox of it carries as its own.
+        tasks: Where it acts; must outlive it.
+    """
+
+    def __init__(
+        self,
+        first: RunningSandbox,
+        *,
+        name: LineageId,
+        identify: Callable[[SandboxId], Identity],
+        ids: IdSource,
+        clock: Clock,
+        tasks: TaskGroup,
+    ) -> None:
+        self._name = name
+        self._identify = identify
+        self._ids = ids
+        self._clock = clock
+        self._tasks = tasks
+        self._sandboxes: dict[SandboxId, RunningSandbox] = {first.id: first}
+        self._canonical = first
+        self._checkpoints: dict[CheckpointId, Checkpoint] = {}
+        self._files_only: set[RequestId] = set()
+        self._unwanted: set[SandboxId] = set()
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._failures: dict[RequestId, Exception] = {}
+        self._acting = 0
+        self._idle = anyio.Event()
+        self._closed = False
+        opened = LineageOpened(at_s=clock.monotonic_s(), lineage=name, sandbox=first.id, version=self._new_version())
+        self._machine = Lineage(opened)
+
+    @property
+    def name(self) -> LineageId:
+        return self._name
+
+    @property
+    def canonical(self) -> RunningSandbox:
+        """The sandbox that the name means now."""
+        return self._canonical
+
+    def sandbox(self, branch: SandboxId | None) -> RunningSandbox:
+        """Return a branch's sandbox, or, for None, the canonical one.
+
+        Raises:
+            TransactionRefused: The branch has ended.
+        """
+        if branch is None:
+            return self._canonical
+        if self.version_of(branch) is None or branch not in self._sandboxes:
+            fate = self._machine.fate_of(branch)
+            raise TransactionRefused(f"{branch} {fate.value if fate else 'is no branch'}")
+        return self._sandboxes[branch]
+
+    @property
+    def version(self) -> StateVersion:
+        """The canonical state's."""
+        return self._machine.view().version
+
+    def version_of(self, branch: SandboxId) -> StateVersion | None:
+        """Return the state version of a branch; None if there is no such branch (any more)."""
+        return next((each.version for each in self._machine.view().branches if each.id == branch), None)
+
+    # ------------------------------------------------------------ requests
+
+    @asynccontextmanager
+    async def running(self, branch: SandboxId | None = None) -> AsyncGenerator[RunningSandbox]:
+        """Yield the sandbox for something that may change it.
+
+        Args:
+            branch: Which; None: the canonical one.
+
+        Raises:
+            TransactionRefused: The sandbox was closed, the branch has ended, or something replaces the state now.
+        """
+        request = self._new_request()
+        version = self._new_version()
+        answer = await self._ask(
+            RunRequested(**self._about(request), effect=Effect.WRITE, version=version, branch=branch)
+        )
+        if not isinstance(answer, StartRun):
+            raise self._refused(answer)
+        try:
+            yield self._sandboxes[answer.sandbox]
+        finally:
+            if not self._closed:
+                self._feed(RunEnded(**self._about(request), sandbox=answer.sandbox))
+
+    async def checkpoint(self, *, files_only: bool = False) -> SandboxCheckpoint:
+        """Keep the canonical state; the same state is kept once.
+
+        Args:
+            files_only: Leave out what runs. As that may go on writing, the state has a new version then.
+
+        Raises:
+            NotCapturable: Something runs that a checkpoint cannot hold.
+            TransactionRefused: A command runs, or another checkpoint, rollback or commit is going on.
+            BackendError: The sandbox failed.
+        """
+        name = CheckpointId(self._ids.new("chk"))
+        request = self._new_request()
+        if files_only:
+            self._files_only.add(request)
+        answer = await self._ask(CheckpointRequested(**self._about(request), checkpoint=name))
+        if not isinstance(answer, ReportCheckpoint):
+            raise self._refused(answer)
+        if files_only:
+            async with self.running():
+                pass
+        capture = self._checkpoints[name].capture if answer.checkpoint == name else Capture.UNCHANGED
+        return SandboxCheckpoint(id=answer.checkpoint, version=answer.version, capture=capture)
+
+    async def rollback(self, to: CheckpointId) -> None:
+        """Make the kept state the canonical one: staged beside it, verified, swapped in. What runs is ended.
+
+        Raises:
+            TransactionRefused: There is no such checkpoint, or a command runs, or something else is going on.
+            BackendError: It failed; the state is what it was.
+        """
+        staged = SandboxId(self._ids.new("box"))
+        answer = await self._ask(RollbackRequested(**self._about(self._new_request()), checkpoint=to, staged=staged))
+        if not isinstance(answer, ReportState):
+            raise self._refused(answer)
+
+    async def fork(self, *, files_only: bool = False) -> SandboxId:
+        """Make a branch of the canonical state and return its name. With `files_only`, without what runs.
+
+        Raises:
+            NotCapturable: Something runs that it cannot have.
+            TransactionRefused: A command runs, or something else is going on.
+            BackendError: It failed.
+        """
+        branch, request = SandboxId(self._ids.new("box")), self._new_request()
+        if files_only:
+            self._files_only.add(request)
+        try:
+            answer = await self._ask(ForkRequested(**self._about(request), branch=branch))
+        except BaseException:
+            if self.version_of(branch) is not None:  # nobody knows of it
+                self._feed(DiscardRequested(**self._about(self._new_request()), branch=branch))
+            raise
+        if isinstance(answer, ReportBranch):
+            return answer.branch
+        raise self._refused(answer)
+
+    async def commit(self, branch: SandboxId) -> None:
+        """Make a branch the canonical sandbox; what it replaces is removed.
+
+        Raises:
+            Conflict: The canonical state has changed since the branch was forked; the branch stays.
+            TransactionRefused: There is no such branch, or a command runs, or something else is going on.
+        """
+        answer = await self._ask(CommitRequested(**self._about(self._new_request()), branch=branch))
+        if not isinstance(answer, ReportState):
+            raise self._refused(answer)
+
+    async def discard(self, branch: SandboxId) -> None:
+        """Throw a branch away. One that has ended is fine."""
+        if self.version_of(branch) is not None:
+            await self._ask(DiscardRequested(**self._about(self._new_request()), branch=branch))
+
+    async def drop(self, checkpoint: CheckpointId) -> None:
+        """Let go of a checkpoint.
+
+        Raises:
+            TransactionRefused: There is none, or it is in use.
+        """
+        answer = await self._ask(CheckpointDropRequested(**self._about(self._new_request()), checkpoint=checkpoint))
+        if not isinstance(answer, ReportDone):
+            raise self._refused(answer)
+
+    async def aclose(self) -> None:
+        """End it, with its branches, and see that nothing is left. Idempotent; completes under cancellation."""
+        with anyio.CancelScope(shield=True):
+            if not self._closed:
+                self._closed = True
+                self._feed(LineageClosed(at_s=self._clock.monotonic_s(), lineage=self._name))
+                for waiting in self._waiting.values():
+                    waiting.answered.set()
+            while self._acting:
+                self._idle = anyio.Event()
+                await self._idle.wait()
+            for sandbox in self._sandboxes.values():  # what acts that were cancelled have left
+                await sandbox.aclose()
+            self._sandboxes.clear()
+
+    # ------------------------------------------------------------ asking and answering
+
+    def _about(self, request: RequestId) -> _About:
+        return {"at_s": self._clock.monotonic_s(), "lineage": self._name, "request": request}
+
+    def _new_request(self) -> RequestId:
+        return RequestId(self._ids.new("req"))
+
+    def _new_version(self) -> StateVersion:
+        return StateVersion(self._ids.new("state"))
+
+    async def _ask(self, event: TransactionRequest) -> _Answer:
+        waiting = self._waiting[event.request] = _Waiting()
+        try:
+            self._feed(event)
+            await waiting.answered.wait()
+        finally:
+            self._waiting.pop(event.request, None)
+        if waiting.answer is None:
+            raise BackendError(f"{self._name} was closed")
+        return waiting.answer
+
+    def _feed(self, event: TransactionEvent) -> None:
+        for instruction in self._machine.handle(event):
+            self._take(instruction)
+
+    def _take(self, instruction: TransactionInstruction) -> None:
+        match instruction:
+            case CaptureCheckpoint():
+                self._act(self._capture, instruction)
+            case ForkBranch():
+                self._act(self._fork, instruction)
+            case StageRollback():
+                self._act(self._stage, instruction)
+            case StageCommit():  # it stands already, and in memory there is nothing to flush
+                self._feed(StateStaged(**self._about(instruction.request)))
+            case VerifyStaged():
+                self._act(self._verify, instruction)
+            case SwapIn():
+                self._canonical = self._sandboxes[instruction.sandbox]
+                self._feed(StateSwapped(**self._about(instruction.request)))
+            case CollectGarbage():
+                self._act(self._collect, instruction)
+            case RestoreCanonical():
+                self._canonical = self._sandboxes[instruction.sandbox]
+            case _:
+                self._answer(instruction)
+
+    def _answer(self, answer: _Answer) -> None:
+        waiting = self._waiting.get(answer.request)
+        if waiting is not None:
+            waiting.answer = answer
+            waiting.answered.set()
+
+    def _refused(self, answer: _Answer) -> Exception:
+        """Return what to raise for an answer that is not the one that was hoped for."""
+        match answer:
+            case RefuseTransaction():
+                return TransactionRefused(answer.message)
+            case ReportConflict():
+                return Conflict(answer.message, origin=answer.origin, canonical=answer.canonical)
+            case ReportFailure():
+                return self._failures.pop(answer.request, None) or BackendError(answer.reason)
+            case _:
+                raise AssertionError(f"{answer} answers nothing that was asked")
+
+    # ------------------------------------------------------------ acts
+
+    def _act(self, act: Callable[[_Act], Awaitable[None]], instruction: _Act) -> None:
+        self._acting += 1
+        self._tasks.start_soon(self._see_through, act, instruction)
+
+    async def _see_through(self, act: Callable[[_Act], Awaitable[None]], instruction: _Act) -> None:
+        try:
+            await act(instruction)
+        finally:
+            self._acting -= 1
+            if not self._acting:
+                self._idle.set()
+
+    async def _capture(self, wanted: CaptureCheckpoint) -> None:
+        try:
+            kept = await self._sandboxes[wanted.sandbox].checkpoint(files_only=self._wants_files_only(wanted.request))
+        except Exception as error:  # noqa: BLE001 told to who asked
+            self._failures[wanted.request] = error
+            self._feed(CheckpointNotCaptured(**self._about(wanted.request), reason=str(error)))
+        else:
+            self._checkpoints[wanted.checkpoint] = kept
+            self._feed(CheckpointCaptured(**self._about(wanted.request)))
+
+    def _wants_files_only(self, request: RequestId) -> bool:
+        wanted = request in self._files_only
+        self._files_only.discard(request)
+        return wanted
+
+    async def _fork(self, wanted: ForkBranch) -> None:
+        origin = self._sandboxes[wanted.sandbox]
+        try:
+            kept = await origin.checkpoint(files_only=self._wants_files_only(wanted.request))
+            try:
+                branch = await origin.fork(kept, self._identify(wanted.branch))
+            finally:
+                await origin.forget(kept)
+            await branch.forget(kept)
+        except Exception as error:  # noqa: BLE001 told to who asked
+            self._failures[wanted.request] = error
+            self._feed(ForkFailed(**self._about(wanted.request), reason=str(error)))
+        else:
+            await self._have(branch)
+            self._feed(BranchForked(**self._about(wanted.request)))
+
+    async def _stage(self, wanted: StageRollback) -> None:
+        try:
+            kept = self._checkpoints[wanted.checkpoint]
+            staged = await self._canonical.fork(kept, self._identify(wanted.staged))
+        except Exception as error:  # noqa: BLE001 told to who asked
+            self._failures[wanted.request] = error
+            self._feed(StageFailed(**self._about(wanted.request), reason=str(error)))
+        else:
+            await self._have(staged)
+            self._feed(StateStaged(**self._about(wanted.request)))
+
+    async def _have(self, sandbox: RunningSandbox) -> None:
+        """Note a sandbox that was made; it may be garbage by now."""
+        if sandbox.id in self._unwanted:
+            self._unwanted.discard(sandbox.id)
+            await sandbox.aclose()
+        else:
+            self._sandboxes[sandbox.id] = sandbox
+
+    async def _verify(self, wanted: VerifyStaged) -> None:
+        try:
+            await self._sandboxes[wanted.sandbox].files.stat("/")
+        except Exception as error:  # noqa: BLE001 told to who asked
+            self._failures[wanted.request] = error
+            self._feed(StageFailed(**self._about(wanted.request), reason=str(error)))
+        else:
+            self._feed(StateVerified(**self._about(wanted.request)))
+
+    async def _collect(self, garbage: CollectGarbage) -> None:
+        for name in garbage.sandboxes:
+            sandbox = self._sandboxes.pop(name, None)
+            if sandbox is None:
+                self._unwanted.add(name)
+            else:
+                await sandbox.aclose()
+        for name in garbage.checkpoints:
+            kept = self._checkpoints.pop(name, None)
+            if kept is not None:
+                for sandbox in list(self._sandboxes.values()):
+                    await sandbox.forget(kept)
+        self._feed(
+            GarbageCollected(
+                at_s=self._clock.monotonic_s(),
+                lineage=self._name,
+                sandboxes=garbage.sandboxes,
+                checkpoints=garbage.checkpoints,
+            )
+        )
