@@ -3,7 +3,8 @@
 The folders are the architecture, listed from the top; each may import what is below it:
 `cli`, `bench`, `sandbox`, `proxy`, `gateway`, `api`, `runtime`, `backends`, `core`, and at the
 bottom `config`, `errors`, `ids`, `clock`, `version`. What is meant to be used from Python is here:
-`Sandbox`, `Sandboxes`, `SandboxOptions`, `CommandResult`, `OnOutput`.
+`Sandbox`, `Sandboxes`, `SandboxOptions`, `CommandResult`, `OnOutput`, and for code that keeps its state
+`Kernel`, `CellResult`, `CellError`, `Shell`, `ShellResult`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,32 @@ from typing import TYPE_CHECKING
 from headstart.version import VERSION
 
 if TYPE_CHECKING:
-    from headstart.sandbox import CommandResult, OnOutput, Sandbox, Sandboxes, SandboxOptions
+    from headstart.sandbox import (
+        CellError,
+        CellResult,
+        CommandResult,
+        Kernel,
+        OnOutput,
+        Sandbox,
+        Sandboxes,
+        SandboxOptions,
+        Shell,
+        ShellResult,
+    )
 
-__all__ = ["CommandResult", "OnOutput", "Sandbox", "SandboxOptions", "Sandboxes", "__version__"]
+__all__ = [
+    "CellError",
+    "CellResult",
+    "CommandResult",
+    "Kernel",
+    "OnOutput",
+    "Sandbox",
+    "SandboxOptions",
+    "Sandboxes",
+    "Shell",
+    "ShellResult",
+    "__version__",
+]
 
 __version__ = VERSION
 

@@ -5,8 +5,21 @@ await box.files.write("hello.py", b"print('hello')")
 print((await box.run("python3 hello.py")).stdout)
 """
 
+from headstart.sandbox.kernels import CellError, CellResult, Kernel, Shell, ShellResult
 from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.output import OnOutput
 from headstart.sandbox.result import CommandResult
-from headstart.sandbox.sandboxes import OnOutput, Sandbox, Sandboxes
+from headstart.sandbox.sandboxes import Sandbox, Sandboxes
 
-__all__ = ["CommandResult", "OnOutput", "Sandbox", "SandboxOptions", "Sandboxes"]
+__all__ = [
+    "CellError",
+    "CellResult",
+    "CommandResult",
+    "Kernel",
+    "OnOutput",
+    "Sandbox",
+    "SandboxOptions",
+    "Sandboxes",
+    "Shell",
+    "ShellResult",
+]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import platformdirs
@@ -23,17 +23,16 @@ from headstart.backends.contract import (
     Usage,
 )
 from headstart.backends.local import open_local_backend
-from headstart.backends.output import Kept, Sink, take_output
+from headstart.backends.output import take_output
 from headstart.backends.process import open_process_backend
 from headstart.errors import CommandTimedOut, ConfigError
 from headstart.ids import IdSource, RandomIds, SandboxId
+from headstart.sandbox.kernels import CellResult, Kernel, Shell, ShellResult
 from headstart.sandbox.options import SandboxOptions, check_words, variables
+from headstart.sandbox.output import OnOutput, Taken
 from headstart.sandbox.result import CommandResult
 
-__all__ = ["OnOutput", "Sandbox", "Sandboxes"]
-
-OnOutput = Callable[[Literal["stdout", "stderr"], bytes], Awaitable[None]]
-"""Takes output as it comes, in chunks; while it is at one, the command's next ones wait."""
+__all__ = ["Sandbox", "Sandboxes"]
 
 
 class Sandbox:
@@ -46,6 +45,8 @@ class Sandbox:
     def __init__(self, running: RunningSandbox, options: SandboxOptions) -> None:
         self._running = running
         self._env = options.environment()
+        self._kernel = Kernel(running, env=self._env)
+        self._shell = Shell(running, env=self._env)
 
     @staticmethod
     @asynccontextmanager
@@ -96,21 +97,16 @@ class Sandbox:
             CommandTimedOut: It took longer; it was killed.
             BackendError: The sandbox is gone, or there is no such program.
         """
-        stdout, stderr = Kept(), Kept()
+        taken = Taken(on_output)
         async with self.start(command, cwd=cwd, env=env) as streams:
             with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
                 status = await take_output(
                     streams,
                     stdin.encode() if isinstance(stdin, str) else stdin,
-                    stdout=stdout if on_output is None else _told(on_output, "stdout"),
-                    stderr=stderr if on_output is None else _told(on_output, "stderr"),
+                    stdout=taken.sinks[0],
+                    stderr=taken.sinks[1],
                 )
-                return CommandResult(
-                    status=status,
-                    stdout=stdout.data.decode(errors="replace"),
-                    stderr=stderr.data.decode(errors="replace"),
-                    truncated=stdout.cut or stderr.cut,
-                )
+                return CommandResult(status=status, stdout=taken.stdout, stderr=taken.stderr, truncated=taken.cut)
             raise CommandTimedOut(f"{_shown(command)} had not ended after {timeout_s:g} s, and was killed")
 
     def start(
@@ -127,13 +123,103 @@ class Sandbox:
         check_words(argv, cwd)
         return self._running.start(Command(argv=argv, env={**self._env, **variables(env or {})}, cwd=cwd))
 
+    async def run_code(
+        self, code: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None
+    ) -> CellResult:
+        """Run a cell of Python, which finds what the cells before have left: variables, imports, threads.
+
+        One at a time: a call waits for those before. What fails in the code is data, also that it took too long
+        or has ended its kernel. If cancelled, the cell is interrupted, and the kernel killed if it does not react.
+
+        Args:
+            code: Statements; the last one's value, if it is an expression, is the result's `text`. `await` is
+                possible.
+            timeout_s: How long it may take until it is interrupted, which its state survives. If it goes on for
+                2 s more, its kernel is killed.
+            on_output: Gets all that it says, as it comes; the result has none of it then.
+
+        Raises:
+            ConfigError: The code is no text.
+            BackendError: The sandbox is gone, or there is no Python in it.
+        """
+        return await self._kernel.run(code, timeout_s=timeout_s, on_output=on_output)
+
+    async def run_in_shell(
+        self, command: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None
+    ) -> ShellResult:
+        """Run a line (or many) in the sandbox's bash session, as `shell.run` does.
+
+        The command finds what those before have left: folder, variables, functions, aliases, options, traps, jobs.
+        The rest is as for `run_code`.
+
+        Args:
+            command: Code for bash.
+            timeout_s: How long it may take until it is interrupted, which the session survives. If it goes on for
+                2 s more, the session is killed.
+            on_output: Gets all that it says, as it comes; the result has none of it then.
+
+        Raises:
+            ConfigError: The command is no text.
+            BackendError: The sandbox is gone, or there is no bash in it.
+        """
+        return await self._shell.run(command, timeout_s=timeout_s, on_output=on_output)
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its own Python kernel, the one of `run_code`."""
+        return self._kernel
+
+    @property
+    def shell(self) -> Shell:
+        """Its own bash session, the one of `run_in_shell`."""
+        return self._shell
+
+    @asynccontextmanager
+    async def open_kernel(
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, python: str = "python3"
+    ) -> AsyncGenerator[Kernel]:
+        """Have another Python kernel; it ends with the block, with all that it started.
+
+        Args:
+            cwd: Where it starts; the home, unless said.
+            env: Added to the environment.
+            python: 3.8 or newer: a name on the sandbox's PATH, or a path in it.
+        """
+        check_words((python,), cwd)
+        kernel = Kernel(self._running, env={**self._env, **variables(env or {})}, cwd=cwd, python=python)
+        try:
+            yield kernel
+        finally:
+            await kernel.aclose()
+
+    @asynccontextmanager
+    async def open_shell(
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[Shell]:
+        """Have another bash session; it ends with the block, with all that it started.
+
+        Args:
+            cwd: Where it starts; the home, unless said.
+            env: Added to the environment.
+        """
+        check_words(("bash",), cwd)
+        shell = Shell(self._running, env={**self._env, **variables(env or {})}, cwd=cwd)
+        try:
+            yield shell
+        finally:
+            await shell.aclose()
+
     async def usage(self) -> Usage:
         """Return what it uses now: memory, processes, and the CPU time so far."""
         return await self._running.usage()
 
     async def kill(self) -> None:
         """End it now, and everything in it. Idempotent."""
-        await self._running.aclose()
+        try:
+            await self._running.aclose()
+        finally:
+            await self._kernel.aclose()  # it has ended; what we hold of it is let go of
+            await self._shell.aclose()
 
 
 class Sandboxes:
@@ -182,10 +268,11 @@ class Sandboxes:
         chosen = options or SandboxOptions()
         prepared = await self._prepare(chosen.template())
         running = await self._backend.start(prepared, Identity(sandbox=SandboxId(self._ids.new("box"))))
+        box = Sandbox(running, chosen)
         try:
-            yield Sandbox(running, chosen)
+            yield box
         finally:
-            await running.aclose()
+            await box.kill()
 
     async def _prepare(self, template: Template) -> Prepared:
         async with self._preparing:
@@ -207,13 +294,6 @@ _BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Backend]]] = {
     "local": open_local_backend,
     "process": open_process_backend,
 }
-
-
-def _told(on_output: OnOutput, name: Literal["stdout", "stderr"]) -> Sink:
-    async def tell(chunk: bytes) -> None:
-        await on_output(name, chunk)
-
-    return tell
 
 
 def _shown(command: str | Sequence[str]) -> str:

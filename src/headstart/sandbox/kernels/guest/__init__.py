@@ -1,0 +1,1 @@
+"""Programs that run inside sandboxes. They are handed over as text and import nothing of ours."""

@@ -1,0 +1,108 @@
+# The bash session: what an interactive bash is told first. Its functions are called between commands.
+#
+# As it is started, 0 is where it reads (lines of ours), 3 is for results, 4 and 5 are what commands
+# write to. All of them move out of the way: commands run with /dev/null, 57 and 58 as their 0, 1
+# and 2, and do not have 59, the results. What bash itself says between commands goes nowhere.
+#
+# A result is a number, a space, the text, a NUL byte; the text is "+" when a command begins to run. A session that cannot answer any more exits.
+
+set +o history +o histexpand +o monitor
+unset MAILCHECK HISTFILE PROMPT_COMMAND
+PS1='$ '
+__headstart_status=0 __headstart_flags=$- __headstart_options= __headstart_later=
+
+# Set `$?` for the next command.
+__headstart_return() { return "$1"; }
+
+# report NUMBER: how the command before ended, and where the session is.
+__headstart_report() {
+    local __headstart_last=$?
+    { builtin set +xv; } 2>/dev/null
+    if [[ -z $__headstart_status ]]; then # it did not get to its end: interrupted, or given up by bash
+        __headstart_status=$__headstart_last
+        __headstart_flags=$-
+    fi
+    __headstart_options=
+    if [[ $__headstart_flags != *e* ]]; then __headstart_options="__headstart_return $__headstart_status;"; fi
+    if [[ $__headstart_flags == *x* ]]; then __headstart_options+='\builtin set -x;'; fi
+    if [[ $__headstart_flags == *v* ]]; then __headstart_options+='\builtin set -v;'; fi
+    __headstart_options+=$__headstart_later # of a state that was restored
+    __headstart_later=
+    {
+        builtin printf '%s %s ' "$1" "$__headstart_status"
+        builtin pwd || builtin printf '?\n'
+        builtin printf '\0'
+    } >&59 || builtin exit 70
+}
+
+# begin NUMBER [PARAMETER...]: the first part of the session's state, as code. Traps follow, then `end`.
+__headstart_begin() {
+    local __headstart_opts=$SHELLOPTS __headstart_text __headstart_lines __headstart_line __headstart_name
+    local -A __headstart_seen=()
+    builtin set +eu
+    builtin printf '%s +\0%s # headstart shell state 1\n' "$1" "$1"
+    builtin shift
+    builtin shopt -p
+    builtin printf 'builtin %s\n' 'shopt -u expand_aliases' 'unset -v $(\builtin compgen -e)' "umask $(\builtin umask)"
+    __headstart_text=$(\builtin pwd; \builtin printf x) # the end of a name may be a newline
+    builtin printf 'builtin cd -- %q || __headstart_missing=1\n' "${__headstart_text%$'\nx'}"
+    __headstart_text=$(\builtin declare -p)
+    builtin mapfile -t __headstart_lines <<<"$__headstart_text"
+    for __headstart_line in "${__headstart_lines[@]}"; do # some are in the middle of a value, which does no harm
+        [[ $__headstart_line == 'declare -'* ]] || continue
+        __headstart_name=${__headstart_line#declare -* }
+        __headstart_name=${__headstart_name%%=*}
+        [[ $__headstart_name == [A-Za-z_]*([A-Za-z0-9_]) && -z ${__headstart_seen[$__headstart_name]} ]] || continue
+        __headstart_seen[$__headstart_name]=1
+        case $__headstart_name in
+            __headstart_* | BASH | BASHOPTS | BASHPID | BASH_ALIASES | BASH_ARG[CV] | BASH_ARGV0 | BASH_CMDS) ;;
+            BASH_COMMAND | BASH_LINENO | BASH_SOURCE | BASH_SUBSHELL | BASH_VERSINFO | BASH_VERSION) ;;
+            COMP_WORDBREAKS | DIRSTACK | EPOCH* | EUID | FUNCNAME | GROUPS | HISTCMD | LINENO | PIPESTATUS) ;;
+            PPID | RANDOM | SHELLOPTS | SRANDOM | UID | _) ;;
+            *) builtin declare -p -- "$__headstart_name" ;;
+        esac
+    done
+    builtin alias -p
+    builtin printf 'builtin set --'
+    (($#)) && builtin printf ' %q' "$@"
+    builtin printf '\n'
+    __headstart_resume "$__headstart_opts"
+}
+
+# end: functions and options.
+__headstart_end() {
+    local __headstart_opts=$SHELLOPTS __headstart_text __headstart_lines __headstart_line __headstart_name
+    local __headstart_rest __headstart_later=$__headstart_options
+    builtin set +eu
+    __headstart_text=$(\builtin declare -F)
+    builtin mapfile -t __headstart_lines <<<"$__headstart_text"
+    for __headstart_line in "${__headstart_lines[@]}"; do
+        __headstart_name=${__headstart_line#declare -* }
+        __headstart_line=${__headstart_line%" $__headstart_name"}
+        [[ -n $__headstart_name && $__headstart_name != __headstart_* ]] || continue
+        builtin declare -f -- "$__headstart_name"
+        [[ $__headstart_line == 'declare -f' ]] || builtin printf 'builtin %s -- %q\n' "$__headstart_line" "$__headstart_name"
+    done
+    builtin printf 'builtin set +o %s\n' braceexpand hashall interactive-comments
+    __headstart_rest=$__headstart_opts:
+    while [[ -n $__headstart_rest ]]; do
+        case ${__headstart_rest%%:*} in
+            emacs | errexit | histexpand | history | monitor | noexec | onecmd | verbose | vi | xtrace) ;;
+            *) builtin printf 'builtin set -o %s\n' "${__headstart_rest%%:*}" ;;
+        esac
+        __headstart_rest=${__headstart_rest#*:}
+    done
+    [[ :$__headstart_opts: == *:errexit:* ]] && __headstart_later+='\builtin set -e;'
+    builtin printf '__headstart_later=%q\n' "$__headstart_later"
+    builtin shopt -q expand_aliases && builtin printf 'builtin shopt -s expand_aliases\n'
+    builtin printf '\\builtin test -z "${__headstart_missing-}"\n\0'
+    __headstart_resume "$__headstart_opts"
+}
+
+# resume OPTIONS: undo `set +eu`.
+__headstart_resume() {
+    if [[ :$1: == *:nounset:* ]]; then builtin set -u; fi
+    if [[ :$1: == *:errexit:* ]]; then builtin set -e; fi
+}
+
+exec 59>&3 57>&4 58>&5 3>&- 4>&- 5>&- 6>&- >/dev/null 2>&1

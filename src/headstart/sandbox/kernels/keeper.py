@@ -1,0 +1,108 @@
+"""Whoever keeps an interpreter: starts it when it is first needed, and a new one after it was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import anyio
+
+from headstart.backends.output import Sink
+from headstart.errors import BackendError
+from headstart.sandbox.kernels.interpreter import Interpreter, Turn
+
+__all__ = ["Keeper", "Outcome"]
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Generic[_Answer]):
+    """What came of a turn.
+
+    Attributes:
+        answer: What its record says; None if the interpreter is lost.
+        trouble: Why it is lost, for people; "" if it is not.
+        restarted: The interpreter was a new one, in the place of another that was lost.
+    """
+
+    answer: _Answer | None
+    turn: Turn
+    trouble: str
+    restarted: bool
+
+
+class Keeper:
+    """Serialises turns. Closed with `aclose`.
+
+    Args:
+        name: What is kept, for messages.
+        start: Starts an interpreter.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Awaitable[Interpreter]]) -> None:
+        self._name = name
+        self._start = start
+        self._turns = anyio.Lock()
+        self._current: Interpreter | None = None
+        self._number = 0
+        self._was_lost = False
+        self._is_closed = False
+
+    async def turn(
+        self,
+        request: Callable[[int], bytes],
+        understand: Callable[[bytes], _Answer | None],
+        *,
+        timeout_s: float | None,
+        sinks: tuple[Sink, Sink],
+        afresh: bool = False,
+    ) -> Outcome[_Answer]:
+        """Take a turn, when those before have ended; see `Interpreter.turn`.
+
+        Args:
+            request: Makes the request, given its number.
+            understand: Reads the record; None if it makes no sense, and the interpreter is given up.
+            timeout_s: How long it may take, once it has begun.
+            sinks: Take stdout and stderr.
+            afresh: Take it in a new interpreter. That the old one ends is meant, not lost.
+
+        Raises:
+            BackendError: The sandbox is gone, the interpreter cannot be started, or this was closed.
+        """
+        async with self._turns:
+            interpreter = await self._ready(afresh=afresh)
+            self._number += 1
+            turn = await interpreter.turn(self._number, request(self._number), timeout_s=timeout_s, sinks=sinks)
+            answer, trouble, restarted = None, turn.trouble, self._was_lost
+            if turn.record is not None:
+                answer = understand(turn.record)
+            if answer is None:
+                await self._drop()
+                trouble = trouble or "it answered with what means nothing, and was killed"
+            self._was_lost = answer is None
+            return Outcome(answer=answer, turn=turn, trouble=trouble, restarted=restarted)
+
+    async def _ready(self, *, afresh: bool) -> Interpreter:
+        if self._current is not None and (afresh or not self._current.is_usable):
+            await self._drop()
+        if afresh:
+            self._was_lost = False
+        if self._is_closed:
+            raise BackendError(f"{self._name} was closed", hint="open another")
+        if self._current is None:
+            self._current = await self._start()
+        return self._current
+
+    async def _drop(self) -> None:
+        if self._current is not None:
+            lost, self._current = self._current, None
+            self._was_lost = True
+            await lost.aclose()
+
+    async def aclose(self) -> None:
+        """End the interpreter, with all that it started, whatever it is at. Idempotent."""
+        self._is_closed = True
+        if self._current is not None:
+            await self._current.aclose()

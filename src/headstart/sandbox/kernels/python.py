@@ -1,0 +1,111 @@
+"""A Python kernel: cells of code that find what those before have left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.backends.contract import Command, RunningSandbox
+from headstart.errors import ConfigError
+from headstart.sandbox.kernels.interpreter import GRACE_S, Interpreter
+from headstart.sandbox.kernels.keeper import Keeper
+from headstart.sandbox.kernels.result import CellError, CellResult
+from headstart.sandbox.output import OnOutput, Taken
+
+__all__ = ["Kernel"]
+
+_PROGRAM = Path(__file__).parent / "guest" / "python_kernel.py"
+_BEGIN = "exec(compile(open(6).read(), '<headstart kernel>', 'exec'))"
+_LOST = "KernelLost"
+
+
+class Kernel:
+    """A Python that keeps its state between cells; it starts with the first one.
+
+    Args:
+        running: Where it runs.
+        env: Its environment.
+        cwd: Where it starts; the home, unless said.
+        python: The interpreter, 3.8 or newer: a name on the sandbox's PATH, or a path in it.
+        grace_s: How long an interrupted cell has to end.
+    """
+
+    def __init__(
+        self,
+        running: RunningSandbox,
+        *,
+        env: Mapping[str, str],
+        cwd: str | None = None,
+        python: str = "python3",
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._running = running
+        self._command = Command(argv=(python, "-c", _BEGIN, "headstart-kernel"), env=env, cwd=cwd)
+        self._grace_s = grace_s
+        self._keeper = Keeper("the kernel", self._start)
+
+    async def _start(self) -> Interpreter:
+        program = _PROGRAM.read_bytes()
+        return await Interpreter.start(self._running, self._command, program=program, grace_s=self._grace_s)
+
+    async def run(self, code: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None) -> CellResult:
+        """Run a cell, when those before have ended. See `Sandbox.run_code`.
+
+        Raises:
+            ConfigError: The code is no text.
+            BackendError: The sandbox is gone, there is no such Python, or the kernel was closed.
+        """
+        if not isinstance(code, str):  # pyright: ignore[reportUnnecessaryIsInstance] users write it
+            raise ConfigError(f"{type(code).__name__} is no text", where="code", hint="give Python code as text")
+        taken = Taken(on_output)
+        done = await self._keeper.turn(
+            lambda number: json.dumps({"number": number, "code": code}).encode() + b"\0",
+            _answer_in,
+            timeout_s=timeout_s,
+            sinks=taken.sinks,
+        )
+        answer = done.answer
+        lost = CellError(type=_LOST, message=f"the Python kernel is gone, and all variables with it: {done.trouble}")
+        return CellResult(
+            text=answer.text if answer else None,
+            error=answer.error if answer else lost,
+            stdout=taken.stdout,
+            stderr=taken.stderr,
+            truncated=taken.cut or done.turn.dropped or (answer is not None and answer.cut),
+            timed_out=done.turn.timed_out,
+            lost=answer is None,
+            restarted=done.restarted,
+        )
+
+    async def aclose(self) -> None:
+        """End it, with all that it started, whatever it is at. Idempotent."""
+        await self._keeper.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    text: str | None
+    error: CellError | None
+    cut: bool
+
+
+def _answer_in(record: bytes) -> _Answer | None:
+    """Return what a kernel answered, None if it makes no sense: user code has the kernel in its hands."""
+    try:
+        told: Any = json.loads(record)
+    except (ValueError, RecursionError):
+        return None
+    match told:
+        case {"text": str() | None as text, "error": None, "cut": bool() as cut}:
+            return _Answer(text, None, cut)
+        case {
+            "text": str() | None as text,
+            "error": {"type": str() as kind, "message": str() as message, "traceback": str() as trace},
+            "cut": bool() as cut,
+        }:
+            return _Answer(text, CellError(type=kind, message=message, traceback=trace), cut)
+        case _:
+            return None

@@ -1,0 +1,174 @@
+"""A bash session: commands that find the folder, variables, functions and options of those before.
+
+It is an interactive bash, because only that gives up a loop of its own when it is interrupted, and goes
+on. A command is code that it evaluates, inside of a file that it reads ("."), because in there
+even an interactive bash says nothing of its own (about jobs, signals, prompts).
+
+Each command is three of bash's: the code, as a quoted word; what runs it, which an interrupt may end; and
+the report, which is always reached, unless bash itself has ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from headstart.backends.contract import Command, RunningSandbox
+from headstart.errors import BackendError, ConfigError
+from headstart.sandbox.kernels.interpreter import GRACE_S, Interpreter, Turn
+from headstart.sandbox.kernels.keeper import Keeper
+from headstart.sandbox.kernels.result import ShellResult
+from headstart.sandbox.output import OnOutput, Taken
+
+__all__ = ["Shell"]
+
+_PROGRAM = Path(__file__).parent / "guest" / "bash_session.bash"
+_COMMAND = Command(argv=("bash", "--noprofile", "--norc", "--noediting", "-i"))
+_STEP = rb"""__headstart_status= __headstart_code=%s
+{ \builtin printf '%d +\0' >&59; { \. /dev/fd/55 55<<<'\builtin eval "$__headstart_options$__headstart_code"'
+{ __headstart_status=$? __headstart_flags=$-; \builtin set +xv; } >/dev/null 2>&1
+\exec 57>&1 58>&2; } </dev/null >&57 2>&58 59>&-; }
+__headstart_report %d
+"""
+"""Words are quoted, so that they are no aliases. `exec` keeps redirections that the code has made for good."""
+_CAPTURE = rb"""__headstart_begin %d "$@" >&59
+\builtin trap -p >&59
+__headstart_end >&59
+"""
+_CAPTURE_S = 60.0
+_HEADER = "# headstart shell state 1\n"
+_REPORT = re.compile(rb"(\d{1,3}) (.*)\n", re.DOTALL)
+_SIGNALLED = 128
+
+
+class Shell:
+    """A bash that keeps its state between commands; it starts with the first one.
+
+    Args:
+        running: Where it runs.
+        env: Its environment.
+        cwd: Where it starts; the home, unless said.
+        grace_s: How long an interrupted command has to end.
+    """
+
+    def __init__(
+        self,
+        running: RunningSandbox,
+        *,
+        env: Mapping[str, str],
+        cwd: str | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._running = running
+        self._command = replace(_COMMAND, env=env, cwd=cwd)
+        self._grace_s = grace_s
+        self._keeper = Keeper("the shell", self._start)
+
+    async def _start(self) -> Interpreter:
+        greeting = _PROGRAM.read_bytes() + b"__headstart_report 0\n"
+        return await Interpreter.start(self._running, self._command, greeting=greeting, grace_s=self._grace_s)
+
+    async def run(
+        self, command: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None
+    ) -> ShellResult:
+        """Run a command, when those before have ended. See `Sandbox.run_in_shell`.
+
+        Raises:
+            ConfigError: The command is no text.
+            BackendError: The sandbox is gone, there is no bash, or the shell was closed.
+        """
+        return await self._run(command, timeout_s=timeout_s, on_output=on_output)
+
+    async def _run(
+        self, command: str, *, timeout_s: float | None, on_output: OnOutput | None = None, afresh: bool = False
+    ) -> ShellResult:
+        word = _quoted(command)
+        taken = Taken(on_output)
+        done = await self._keeper.turn(
+            lambda number: _STEP % (word, number, number),
+            _REPORT.fullmatch,
+            timeout_s=timeout_s,
+            sinks=taken.sinks,
+            afresh=afresh,
+        )
+        report = done.answer
+        return ShellResult(
+            exit_code=int(report[1]) if report else _code_of(done.turn),
+            cwd=report[2].decode(errors="replace") if report else None,
+            stdout=taken.stdout,
+            stderr=taken.stderr,
+            truncated=taken.cut or done.turn.dropped,
+            timed_out=done.turn.timed_out,
+            lost=None if report else f"the bash session is gone, and its state with it: {done.trouble}",
+            restarted=done.restarted,
+        )
+
+    async def capture(self) -> str:
+        """Return the session's state as bash code: variables, functions, aliases, options, traps, folder, umask.
+
+        Not among it: jobs, open descriptors, the folder stack, completions, limits. Bytes that are no UTF-8 are lone
+        surrogates, as in `os.fsdecode`.
+
+        Raises:
+            BackendError: The sandbox or the session is gone.
+        """
+        taken = Taken(None)
+        done = await self._keeper.turn(
+            lambda number: _CAPTURE % number, _state_in, timeout_s=_CAPTURE_S, sinks=taken.sinks
+        )
+        if done.answer is None:
+            raise BackendError(f"the bash session is gone, and its state with it: {done.trouble}")
+        return done.answer
+
+    async def restore(self, state: str) -> None:
+        """Begin a new session, in the place of this one, with a state that `capture` returned.
+
+        Raises:
+            ConfigError: This is no such state.
+            BackendError: The sandbox is gone, or the state's folder is: the session is in its first one then.
+        """
+        if not state.startswith(_HEADER):
+            raise ConfigError("this is no state of a bash session", where="state", hint="give what capture() returned")
+        done = await self._run(state, timeout_s=_CAPTURE_S, afresh=True)
+        if done.lost:
+            raise BackendError(f"a bash session cannot be restored: {done.lost}")
+        if not done.ok:
+            raise BackendError("a bash session was restored, but its folder is not there", hint="make it first")
+
+    async def aclose(self) -> None:
+        """End it, with all that it started, whatever it is at. Idempotent."""
+        await self._keeper.aclose()
+
+
+def _state_in(record: bytes) -> str | None:
+    state = record.decode(errors="surrogateescape")
+    return state if state.startswith(_HEADER) else None
+
+
+def _quoted(command: str) -> bytes:
+    """Return a command as one word of bash.
+
+    Raises:
+        ConfigError: It cannot be.
+    """
+    text = isinstance(command, str) and "\0" not in command  # pyright: ignore[reportUnnecessaryIsInstance] users write it
+    try:
+        encoded = command.encode(errors="surrogateescape") if text else None
+    except UnicodeEncodeError:
+        encoded = None
+    if encoded is None:
+        raise ConfigError(
+            f"{repr(command)[:80]} is no text for bash", where="command", hint="give text, without NUL characters"
+        )
+    if all(not line.strip() or line.lstrip().startswith("#") for line in command.splitlines()):
+        return b":"  # it would tell the status of the one before
+    return b"'" + encoded.replace(b"'", b"'\\''") + b"'"
+
+
+def _code_of(turn: Turn) -> int:
+    """Return how bash ended, as a shell tells it."""
+    if turn.status is None:
+        return _SIGNALLED + 9
+    return turn.status.code if turn.status.code is not None else _SIGNALLED + (turn.status.signal or 0)
