@@ -3,7 +3,7 @@
 The folders are the architecture, listed from the top; each may import what is below it:
 `cli`, `bench`, `sandbox`, `proxy`, `gateway`, `api`, `runtime`, `backends`, `core`, and at the
 bottom `config`, `errors`, `ids`, `clock`, `version`. What is meant to be used from Python is here:
-`Sandbox`, `Sandboxes`, `SandboxOptions`, `CommandResult`, `OnOutput`, and for code that keeps its state
+`Sandbox`, `Sandboxes`, `SandboxOptions`, `SandboxCheckpoint`, `Branch`, `CommandResult`, `OnOutput`, and for code that keeps its state
 `Kernel`, `CellResult`, `CellError`, `Shell`, `ShellResult`.
 """
 
@@ -15,12 +15,14 @@ from headstart.version import VERSION
 
 if TYPE_CHECKING:
     from headstart.sandbox import (
+        Branch,
         CellError,
         CellResult,
         CommandResult,
         Kernel,
         OnOutput,
         Sandbox,
+        SandboxCheckpoint,
         Sandboxes,
         SandboxOptions,
         Shell,
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Branch",
     "CellError",
     "CellResult",
     "CommandResult",
     "Kernel",
     "OnOutput",
     "Sandbox",
+    "SandboxCheckpoint",
     "SandboxOptions",
     "Sandboxes",
     "Shell",

@@ -181,7 +181,9 @@ class Conflict(HeadstartError):
     """
 
     def __init__(self, message: str, *, origin: str, canonical: str) -> None:
-        super().__init__(message, hint="take from the branch what is wanted, or fork again from the state that there is now")
+        super().__init__(
+            message, hint="take from the branch what is wanted, or fork again from the state that there is now"
+        )
         self.origin = origin
         self.canonical = canonical
 

@@ -61,6 +61,7 @@ from headstart.core.transaction import (
     SwapIn,
     TransactionEvent,
     TransactionInstruction,
+    TransactionRefusal,
     TransactionRequest,
     VerifyStaged,
 )
@@ -192,7 +193,8 @@ class SandboxLineage:
             branch: Which; None: the canonical one.
 
         Raises:
-            TransactionRefused: The sandbox was closed, the branch has ended, or something replaces the state now.
+            TransactionRefused: The branch has ended, or something replaces the state now.
+            BackendError: The sandbox was closed.
         """
         request = self._new_request()
         version = self._new_version()
@@ -324,7 +326,7 @@ class SandboxLineage:
         finally:
             self._waiting.pop(event.request, None)
         if waiting.answer is None:
-            raise BackendError(f"{self._name} was closed")
+            raise BackendError(f"{self._name} is gone: it was closed")
         return waiting.answer
 
     def _feed(self, event: TransactionEvent) -> None:
@@ -362,6 +364,8 @@ class SandboxLineage:
     def _refused(self, answer: _Answer) -> Exception:
         """Return what to raise for an answer that is not the one that was hoped for."""
         match answer:
+            case RefuseTransaction(refusal=TransactionRefusal.CLOSED):
+                return BackendError(f"{self._name} is gone: it was closed")
             case RefuseTransaction():
                 return TransactionRefused(answer.message)
             case ReportConflict():

@@ -5,19 +5,23 @@ await box.files.write("hello.py", b"print('hello')")
 print((await box.run("python3 hello.py")).stdout)
 """
 
+from headstart.runtime.lineage import SandboxCheckpoint
 from headstart.sandbox.kernels import CellError, CellResult, Kernel, Shell, ShellResult
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.output import OnOutput
 from headstart.sandbox.result import CommandResult
-from headstart.sandbox.sandboxes import Sandbox, Sandboxes
+from headstart.sandbox.sandbox import Branch, Sandbox
+from headstart.sandbox.sandboxes import Sandboxes
 
 __all__ = [
+    "Branch",
     "CellError",
     "CellResult",
     "CommandResult",
     "Kernel",
     "OnOutput",
     "Sandbox",
+    "SandboxCheckpoint",
     "SandboxOptions",
     "Sandboxes",
     "Shell",

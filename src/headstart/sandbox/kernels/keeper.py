@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import anyio
 
+from headstart.backends.contract import RunningSandbox
 from headstart.backends.output import Sink
 from headstart.errors import BackendError
 from headstart.sandbox.kernels.interpreter import Interpreter, Turn
 
-__all__ = ["Keeper", "Outcome"]
+__all__ = ["Changing", "Keeper", "Outcome"]
+
+Changing = Callable[[], AbstractAsyncContextManager[RunningSandbox]]
+"""Yields a sandbox for something that may change it; not always the same one."""
 
 _Answer = TypeVar("_Answer")
 
@@ -38,12 +43,18 @@ class Keeper:
 
     Args:
         name: What is kept, for messages.
+        changing: Yields the sandbox that a turn is taken in. In another one than the turn before, it is
+            another interpreter.
         start: Starts an interpreter.
     """
 
-    def __init__(self, name: str, start: Callable[[], Awaitable[Interpreter]]) -> None:
+    def __init__(
+        self, name: str, changing: Changing, start: Callable[[RunningSandbox], Awaitable[Interpreter]]
+    ) -> None:
         self._name = name
+        self._changing = changing
         self._start = start
+        self._home: RunningSandbox | None = None
         self._turns = anyio.Lock()
         self._current: Interpreter | None = None
         self._number = 0
@@ -71,8 +82,8 @@ class Keeper:
         Raises:
             BackendError: The sandbox is gone, the interpreter cannot be started, or this was closed.
         """
-        async with self._turns:
-            interpreter = await self._ready(afresh=afresh)
+        async with self._turns, self._changing() as running:
+            interpreter = await self._ready(running, afresh=afresh)
             self._number += 1
             turn = await interpreter.turn(self._number, request(self._number), timeout_s=timeout_s, sinks=sinks)
             answer, trouble, restarted = None, turn.trouble, self._was_lost
@@ -84,15 +95,30 @@ class Keeper:
             self._was_lost = answer is None
             return Outcome(answer=answer, turn=turn, trouble=trouble, restarted=restarted)
 
-    async def _ready(self, *, afresh: bool) -> Interpreter:
-        if self._current is not None and (afresh or not self._current.is_usable):
+    @property
+    def has_one(self) -> bool:
+        """Whether an interpreter stands."""
+        return self._current is not None
+
+    def move_to(self, changing: Changing) -> None:
+        """Take turns where this says from now on."""
+        self._changing = changing
+
+    async def let_go(self) -> None:
+        """End the interpreter, if one stands; the next turn has a new one, and nothing was lost."""
+        async with self._turns:
+            await self._drop()
+            self._was_lost = False
+
+    async def _ready(self, running: RunningSandbox, *, afresh: bool) -> Interpreter:
+        if self._current is not None and (afresh or running is not self._home or not self._current.is_usable):
             await self._drop()
         if afresh:
             self._was_lost = False
         if self._is_closed:
             raise BackendError(f"{self._name} was closed", hint="open another")
         if self._current is None:
-            self._current = await self._start()
+            self._current, self._home = await self._start(running), running
         return self._current
 
     async def _drop(self) -> None:

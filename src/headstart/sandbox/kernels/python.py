@@ -11,7 +11,7 @@ from typing import Any
 from headstart.backends.contract import Command, RunningSandbox
 from headstart.errors import ConfigError
 from headstart.sandbox.kernels.interpreter import GRACE_S, Interpreter
-from headstart.sandbox.kernels.keeper import Keeper
+from headstart.sandbox.kernels.keeper import Changing, Keeper
 from headstart.sandbox.kernels.result import CellError, CellResult
 from headstart.sandbox.output import OnOutput, Taken
 
@@ -35,21 +35,20 @@ class Kernel:
 
     def __init__(
         self,
-        running: RunningSandbox,
+        changing: Changing,
         *,
         env: Mapping[str, str],
         cwd: str | None = None,
         python: str = "python3",
         grace_s: float = GRACE_S,
     ) -> None:
-        self._running = running
         self._command = Command(argv=(python, "-c", _BEGIN, "headstart-kernel"), env=env, cwd=cwd)
         self._grace_s = grace_s
-        self._keeper = Keeper("the kernel", self._start)
+        self._keeper = Keeper("the kernel", changing, self._start)
 
-    async def _start(self) -> Interpreter:
+    async def _start(self, running: RunningSandbox) -> Interpreter:
         program = _PROGRAM.read_bytes()
-        return await Interpreter.start(self._running, self._command, program=program, grace_s=self._grace_s)
+        return await Interpreter.start(running, self._command, program=program, grace_s=self._grace_s)
 
     async def run(self, code: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None) -> CellResult:
         """Run a cell, when those before have ended. See `Sandbox.run_code`.
@@ -79,6 +78,10 @@ class Kernel:
             lost=answer is None,
             restarted=done.restarted,
         )
+
+    def move_to(self, changing: Changing) -> None:
+        """Run cells where this says from now on."""
+        self._keeper.move_to(changing)
 
     async def aclose(self) -> None:
         """End it, with all that it started, whatever it is at. Idempotent."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from headstart.backends.contract import Command, RunningSandbox
 from headstart.errors import BackendError, ConfigError
 from headstart.sandbox.kernels.interpreter import GRACE_S, Interpreter, Turn
-from headstart.sandbox.kernels.keeper import Keeper
+from headstart.sandbox.kernels.keeper import Changing, Keeper
 from headstart.sandbox.kernels.result import ShellResult
 from headstart.sandbox.output import OnOutput, Taken
 
@@ -55,20 +55,20 @@ class Shell:
 
     def __init__(
         self,
-        running: RunningSandbox,
+        changing: Changing,
         *,
         env: Mapping[str, str],
         cwd: str | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        self._running = running
         self._command = replace(_COMMAND, env=env, cwd=cwd)
         self._grace_s = grace_s
-        self._keeper = Keeper("the shell", self._start)
+        self._keeper = Keeper("the shell", changing, self._start)
+        self._asleep: str | None = None
 
-    async def _start(self) -> Interpreter:
+    async def _start(self, running: RunningSandbox) -> Interpreter:
         greeting = _PROGRAM.read_bytes() + b"__headstart_report 0\n"
-        return await Interpreter.start(self._running, self._command, greeting=greeting, grace_s=self._grace_s)
+        return await Interpreter.start(running, self._command, greeting=greeting, grace_s=self._grace_s)
 
     async def run(
         self, command: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None
@@ -79,6 +79,7 @@ class Shell:
             ConfigError: The command is no text.
             BackendError: The sandbox is gone, there is no bash, or the shell was closed.
         """
+        await self._wake()
         return await self._run(command, timeout_s=timeout_s, on_output=on_output)
 
     async def _run(
@@ -114,6 +115,8 @@ class Shell:
         Raises:
             BackendError: The sandbox or the session is gone.
         """
+        if self._asleep is not None:
+            return self._asleep
         taken = Taken(None)
         done = await self._keeper.turn(
             lambda number: _CAPTURE % number, _state_in, timeout_s=_CAPTURE_S, sinks=taken.sinks
@@ -131,11 +134,41 @@ class Shell:
         """
         if not state.startswith(_HEADER):
             raise ConfigError("this is no state of a bash session", where="state", hint="give what capture() returned")
+        self._asleep = None
         done = await self._run(state, timeout_s=_CAPTURE_S, afresh=True)
         if done.lost:
             raise BackendError(f"a bash session cannot be restored: {done.lost}")
         if not done.ok:
             raise BackendError("a bash session was restored, but its folder is not there", hint="make it first")
+
+    @property
+    def asleep(self) -> str | None:
+        """The state that the next command will find, while no bash runs; None if one does, or will begin anew."""
+        return self._asleep
+
+    async def put_to_sleep(self) -> None:
+        """End the bash and keep the session's state for the next command; not if it has jobs, which would end."""
+        if self._asleep is not None or not self._keeper.has_one:
+            return
+        jobs = await self._run("jobs -p", timeout_s=_CAPTURE_S)
+        if jobs.ok and not jobs.stdout:
+            state = await self.capture()
+            await self._keeper.let_go()
+            self._asleep = state
+
+    async def go_on_as(self, state: str | None) -> None:
+        """Let the next command find this state (None: that of a new session), whatever there was."""
+        await self._keeper.let_go()
+        self._asleep = state
+
+    async def _wake(self) -> None:
+        if self._asleep is not None:
+            state, self._asleep = self._asleep, None
+            await self.restore(state)
+
+    def move_to(self, changing: Changing) -> None:
+        """Run commands where this says from now on."""
+        self._keeper.move_to(changing)
 
     async def aclose(self) -> None:
         """End it, with all that it started, whatever it is at. Idempotent."""

@@ -1,0 +1,59 @@
+"""A sandbox's files, as its user has them: what changes something makes another state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from headstart.backends.contract import FileInfo, RunningSandbox
+
+__all__ = ["SandboxFiles"]
+
+
+class SandboxFiles:
+    """Implements `Files` for whichever sandbox a handle means at the moment.
+
+    Args:
+        current: Returns the sandbox that it means.
+        running: Yields it for something that changes it.
+    """
+
+    def __init__(
+        self,
+        current: Callable[[], RunningSandbox],
+        running: Callable[[], AbstractAsyncContextManager[RunningSandbox]],
+    ) -> None:
+        self._current = current
+        self._running = running
+
+    async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
+        """See `Files.read`."""
+        return await self._current().files.read(path, limit_bytes=limit_bytes)
+
+    async def list(self, path: str = ".") -> Sequence[FileInfo]:
+        """See `Files.list`."""
+        return await self._current().files.list(path)
+
+    async def stat(self, path: str) -> FileInfo:
+        """See `Files.stat`."""
+        return await self._current().files.stat(path)
+
+    async def write(self, path: str, content: bytes) -> None:
+        """See `Files.write`."""
+        async with self._running() as sandbox:
+            await sandbox.files.write(path, content)
+
+    async def make_folder(self, path: str) -> None:
+        """See `Files.make_folder`."""
+        async with self._running() as sandbox:
+            await sandbox.files.make_folder(path)
+
+    async def rename(self, path: str, to: str) -> None:
+        """See `Files.rename`."""
+        async with self._running() as sandbox:
+            await sandbox.files.rename(path, to)
+
+    async def remove(self, path: str) -> None:
+        """See `Files.remove`."""
+        async with self._running() as sandbox:
+            await sandbox.files.remove(path)

@@ -1,0 +1,380 @@
+"""What a user holds of a sandbox, and of a branch of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, Self
+
+import anyio
+
+from headstart.backends.contract import ByteStreams, Command, Files, RunningSandbox, Usage
+from headstart.backends.output import take_output
+from headstart.errors import CommandTimedOut, TransactionRefused
+from headstart.ids import CheckpointId, SandboxId
+from headstart.runtime.lineage import SandboxCheckpoint, SandboxLineage
+from headstart.sandbox.files import SandboxFiles
+from headstart.sandbox.kernels import CellResult, Kernel, Shell, ShellResult
+from headstart.sandbox.kernels.keeper import Changing
+from headstart.sandbox.options import SandboxOptions, check_words, variables
+from headstart.sandbox.output import OnOutput, Taken
+from headstart.sandbox.result import CommandResult
+
+__all__ = ["Branch", "Sandbox"]
+
+
+class Sessions:
+    """What keeps its state between commands: a Python kernel and a bash session."""
+
+    def __init__(self, changing: Changing, env: Mapping[str, str]) -> None:
+        self.kernel = Kernel(changing, env=env)
+        self.shell = Shell(changing, env=env)
+
+    def move_to(self, changing: Changing) -> None:
+        """Run where this says from now on."""
+        self.kernel.move_to(changing)
+        self.shell.move_to(changing)
+
+    async def aclose(self) -> None:
+        """End them. Idempotent."""
+        await self.kernel.aclose()
+        await self.shell.aclose()
+
+
+class Sandbox:
+    """An isolated environment: files, processes, network of its own.
+
+    Made by `Sandbox.create`, or, where there are several, by `Sandboxes.create`; it ends with the block.
+    A command that fails is a `CommandResult`; a sandbox that fails raises `BackendError`.
+
+    Args:
+        lineage: The sandbox with its checkpoints and branches.
+        env: What every command finds in its environment.
+        branch: Which of its branches this is; None: what the lineage's name means.
+    """
+
+    def __init__(self, lineage: SandboxLineage, env: Mapping[str, str], branch: SandboxId | None = None) -> None:
+        self._lineage = lineage
+        self._env = dict(env)
+        self._branch = branch
+        self._files = SandboxFiles(self._current, self._running)
+        self._sessions = Sessions(self._running, self._env)
+        self._shell_states: dict[CheckpointId, str | None] = {}
+
+    def _current(self) -> RunningSandbox:
+        return self._lineage.sandbox(self._branch)
+
+    def _running(self) -> AbstractAsyncContextManager[RunningSandbox]:
+        return self._lineage.running(self._branch)
+
+    @staticmethod
+    @asynccontextmanager
+    async def create(**options: Any) -> AsyncGenerator[Sandbox]:
+        """Create one sandbox; when the block is left, nothing of it is.
+
+        Args:
+            options: Fields of `SandboxOptions`: `create(network="host", memory_mb=4000)`.
+
+        Raises:
+            ConfigError: An option cannot be used.
+            BackendUnavailable: Sandboxes cannot be isolated on this machine; the message says why.
+            BackendError: It could not be started.
+        """
+        from headstart.sandbox.sandboxes import Sandboxes  # noqa: PLC0415 it makes these
+
+        async with Sandboxes.open() as sandboxes, sandboxes.create(SandboxOptions(**options)) as box:
+            yield box
+
+    @property
+    def id(self) -> str:
+        """Its name; it stays when a rollback or a commit puts another state in its place."""
+        return self._branch or self._lineage.name
+
+    @property
+    def state_version(self) -> str | None:
+        """Identifies its state: two that may differ never share one. None when it is a branch that has ended."""
+        return self._lineage.version if self._branch is None else self._lineage.version_of(self._branch)
+
+    @property
+    def files(self) -> Files:
+        """Its files: `read`, `write`, `list`, `stat`, `make_folder`, `rename`, `remove`."""
+        return self._files
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | AsyncIterable[bytes] = b"",
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> CommandResult:
+        """Run a command to its end. If cancelled, it is killed with all that it started.
+
+        Args:
+            command: A line for bash, or a program and its arguments.
+            cwd: Where it runs; the home, unless said.
+            env: Added to the environment.
+            stdin: What it reads, at once or as it comes.
+            timeout_s: How long it may take.
+            on_output: Gets all that it says, as it comes; the result has none of it then.
+
+        Raises:
+            CommandTimedOut: It took longer; it was killed.
+            BackendError: The sandbox is gone, or there is no such program.
+        """
+        taken, complete = Taken(on_output), self._complete(command, cwd, env)
+        async with self._running() as running, running.start(complete) as streams:
+            with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
+                status = await take_output(
+                    streams,
+                    stdin.encode() if isinstance(stdin, str) else stdin,
+                    stdout=taken.sinks[0],
+                    stderr=taken.sinks[1],
+                )
+                return CommandResult(status=status, stdout=taken.stdout, stderr=taken.stderr, truncated=taken.cut)
+            raise CommandTimedOut(f"{_shown(command)} had not ended after {timeout_s:g} s, and was killed")
+
+    @asynccontextmanager
+    async def start(
+        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[ByteStreams]:
+        """Start a command and yield its `stdin`, `stdout` and `stderr`, to talk with it.
+
+        Who does not read its output holds it up. When the block is left, it is killed with all that it started.
+
+        Raises:
+            BackendError: The sandbox is gone, or there is no such program.
+        """
+        complete = self._complete(command, cwd, env)
+        async with AsyncExitStack() as stack:
+            async with self._running() as running:
+                streams = await stack.enter_async_context(running.start(complete))
+            try:
+                yield streams
+            finally:
+                await self._note_changes()
+
+    def _complete(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Command:
+        argv = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
+        check_words(argv, cwd)
+        return Command(argv=argv, env={**self._env, **variables(env or {})}, cwd=cwd)
+
+    async def _note_changes(self) -> None:
+        """What ran beside everything else may have changed the state until now."""
+        with suppress(TransactionRefused):  # it has ended, or is being replaced
+            async with self._running():
+                pass
+
+    async def run_code(
+        self, code: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None
+    ) -> CellResult:
+        """Run a cell of Python, which finds what the cells before have left: variables, imports, threads.
+
+        One at a time: a call waits for those before. What fails in the code is data, also that it took too long
+        or has ended its kernel. If cancelled, the cell is interrupted, and the kernel killed if it does not react.
+
+        Args:
+            code: Statements; the last one's value, if it is an expression, is the result's `text`. `await` is
+                possible.
+            timeout_s: How long it may take until it is interrupted, which its state survives. If it goes on for
+                2 s more, its kernel is killed.
+            on_output: Gets all that it says, as it comes; the result has none of it then.
+
+        Raises:
+            ConfigError: The code is no text.
+            BackendError: The sandbox is gone, or there is no Python in it.
+        """
+        return await self.kernel.run(code, timeout_s=timeout_s, on_output=on_output)
+
+    async def run_in_shell(
+        self, command: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None
+    ) -> ShellResult:
+        """Run a line (or many) in the sandbox's bash session, as `shell.run` does.
+
+        The command finds what those before have left: folder, variables, functions, aliases, options, traps, jobs.
+        The rest is as for `run_code`.
+
+        Args:
+            command: Code for bash.
+            timeout_s: How long it may take until it is interrupted, which the session survives. If it goes on for
+                2 s more, the session is killed.
+            on_output: Gets all that it says, as it comes; the result has none of it then.
+
+        Raises:
+            ConfigError: The command is no text.
+            BackendError: The sandbox is gone, or there is no bash in it.
+        """
+        return await self.shell.run(command, timeout_s=timeout_s, on_output=on_output)
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its own Python kernel, the one of `run_code`."""
+        return self._sessions.kernel
+
+    @property
+    def shell(self) -> Shell:
+        """Its own bash session, the one of `run_in_shell`."""
+        return self._sessions.shell
+
+    @asynccontextmanager
+    async def open_kernel(
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, python: str = "python3"
+    ) -> AsyncGenerator[Kernel]:
+        """Have another Python kernel; it ends with the block, with all that it started.
+
+        Args:
+            cwd: Where it starts; the home, unless said.
+            env: Added to the environment.
+            python: 3.8 or newer: a name on the sandbox's PATH, or a path in it.
+        """
+        check_words((python,), cwd)
+        kernel = Kernel(self._running, env={**self._env, **variables(env or {})}, cwd=cwd, python=python)
+        try:
+            yield kernel
+        finally:
+            await kernel.aclose()
+
+    @asynccontextmanager
+    async def open_shell(
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[Shell]:
+        """Have another bash session; it ends with the block, with all that it started.
+
+        Args:
+            cwd: Where it starts; the home, unless said.
+            env: Added to the environment.
+        """
+        check_words(("bash",), cwd)
+        shell = Shell(self._running, env={**self._env, **variables(env or {})}, cwd=cwd)
+        try:
+            yield shell
+        finally:
+            await shell.aclose()
+
+    async def checkpoint(self, *, files_only: bool = False) -> SandboxCheckpoint:
+        """Keep its state as it is, to go back to. It is kept as long as this sandbox lives, or until `drop`.
+
+        The state is its files. The bash session of `run_in_shell` is part of it, if it has no jobs.
+
+        Args:
+            files_only: Leave out what runs, which goes on.
+
+        Raises:
+            NotCapturable: Something runs that a checkpoint cannot hold; the message names it.
+            TransactionRefused: A command runs, or another checkpoint, rollback or commit is going on.
+            BackendError: The sandbox is gone, or its backend has no layers.
+        """
+        self._must_be_no_branch("checkpointed")
+        if not files_only:
+            await self.shell.put_to_sleep()
+        kept = await self._lineage.checkpoint(files_only=files_only)
+        self._shell_states[kept.id] = self.shell.asleep
+        return kept
+
+    async def rollback(self, to: SandboxCheckpoint) -> None:
+        """Go back to a checkpoint. What runs is ended; other checkpoints and branches stay.
+
+        The old state is there until the kept one stands beside it and has been looked at.
+
+        Raises:
+            TransactionRefused: It is no checkpoint of this sandbox, or a command runs, or something else is going on.
+            BackendError: It failed, and the state is what it was.
+        """
+        self._must_be_no_branch("rolled back")
+        await self._lineage.rollback(to.id)
+        await self.shell.go_on_as(self._shell_states.get(to.id))
+
+    async def drop(self, checkpoint: SandboxCheckpoint) -> None:
+        """Let go of a checkpoint, and of the memory that only it needs.
+
+        Raises:
+            TransactionRefused: It is no checkpoint of this sandbox.
+        """
+        await self._lineage.drop(checkpoint.id)
+        self._shell_states.pop(checkpoint.id, None)
+
+    async def fork(self, *, files_only: bool = False) -> Branch:
+        """Make a branch: another sandbox that begins with this one's state. Neither sees what the other does.
+
+        It ends with `commit`, `discard`, or with this sandbox; also as `async with await box.fork() as branch:`.
+
+        Args:
+            files_only: Leave out what runs.
+
+        Raises:
+            NotCapturable: Something runs that a branch cannot have.
+            TransactionRefused: A command runs, or something else is going on.
+            BackendError: It failed.
+        """
+        self._must_be_no_branch("forked")
+        if not files_only:
+            await self.shell.put_to_sleep()
+        name = await self._lineage.fork(files_only=files_only)
+        branch = Branch(self._lineage, self._env, name, origin=self)
+        await branch.shell.go_on_as(self.shell.asleep)
+        return branch
+
+    def go_on_with(self, sessions: Sessions) -> Sessions:
+        """Have these from now on, and return those before; `Branch.commit` does it."""
+        before, self._sessions = self._sessions, sessions
+        sessions.move_to(self._running)
+        return before
+
+    def _must_be_no_branch(self, what: str) -> None:
+        if self._branch is not None:
+            raise TransactionRefused(f"{self._branch} is a branch, and cannot be {what}", hint="commit it first")
+
+    async def usage(self) -> Usage:
+        """Return what it uses now: memory, processes, and the CPU time so far."""
+        return await self._current().usage()
+
+    async def kill(self) -> None:
+        """End it now, and everything in it. Idempotent."""
+        try:
+            await self._end()
+        finally:
+            await self._sessions.aclose()  # they have ended; what we hold of them is let go of
+
+    async def _end(self) -> None:
+        await self._lineage.aclose()
+
+
+class Branch(Sandbox):
+    """A sandbox that was forked from another, and may become it."""
+
+    def __init__(self, lineage: SandboxLineage, env: Mapping[str, str], branch: SandboxId, *, origin: Sandbox) -> None:
+        super().__init__(lineage, env, branch)
+        self._name = branch
+        self._origin = origin
+
+    async def commit(self) -> None:
+        """Let the sandbox that it was forked from be what this is: files, and what runs. What it replaces is ended.
+
+        Raises:
+            Conflict: That has changed since; both stay as they are.
+            TransactionRefused: This has ended, or a command runs in one of them, or something else is going on.
+        """
+        await self._lineage.commit(self._name)
+        self._sessions = self._origin.go_on_with(self._sessions)
+        await self._sessions.aclose()  # what ran in the state that was replaced
+
+    async def discard(self) -> None:
+        """Throw it away, with all that runs in it. Idempotent; one that was committed stays what it has become."""
+        await self.kill()
+
+    async def _end(self) -> None:
+        await self._lineage.discard(self._name)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_failure: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.discard()
+
+
+def _shown(command: str | Sequence[str]) -> str:
+    return repr(command if isinstance(command, str) else " ".join(command))

@@ -1,0 +1,229 @@
+"""Checkpoints, rollbacks and branches of a sandbox, through the library, over the real backend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.machine import may_make_namespaces
+
+import headstart
+from headstart.errors import BackendError, Conflict, NotCapturable, TransactionRefused
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def boxes(tmp_path: Path) -> AsyncGenerator[headstart.Sandboxes]:
+    if not may_make_namespaces():
+        pytest.skip("the local backend cannot run here: no namespaces")
+    async with headstart.Sandboxes.open(state_dir=tmp_path / "state") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def box(boxes: headstart.Sandboxes) -> AsyncGenerator[headstart.Sandbox]:
+    async with boxes.create() as created:
+        yield created
+
+
+async def said(box: headstart.Sandbox, command: str) -> str:
+    done = await box.run(command)
+    assert done.ok, done
+    return done.stdout.strip()
+
+
+async def test_a_rollback_brings_the_files_back_and_keeps_the_sandboxs_name(box: headstart.Sandbox) -> None:
+    name, start = box.id, box.state_version
+    await said(box, "echo 1 > a; mkdir d; echo 2 > d/f")
+    kept = await box.checkpoint()
+    assert kept.version == box.state_version != start
+    await said(box, "rm -r d; echo 3 > a")
+    changed = box.state_version
+    await box.rollback(kept)
+    assert await said(box, "cat a d/f") == "1\n2"
+    assert box.id == name
+    assert len({start, kept.version, changed, box.state_version}) == 4, "it ran again since"
+    await box.rollback(kept)
+    assert box.state_version == kept.version, "untouched, it is the very state"
+
+
+async def test_a_branch_becomes_the_sandbox_when_it_is_committed(box: headstart.Sandbox) -> None:
+    await box.files.write("a", b"1")
+    branch = await box.fork()
+    assert branch.state_version == box.state_version
+    await branch.files.write("a", b"2")
+    await branch.run_code("x = 40")
+    await branch.run_in_shell("export Y=2; cd /tmp")
+    assert await box.files.read("a") == b"1"
+    await branch.commit()
+    assert await box.files.read("a") == b"2"
+    assert (await box.run_code("x + 2")).text == "42", "what ran in it goes on"
+    assert (await box.run_in_shell("echo $Y $PWD")).stdout == "2 /tmp\n"
+    with pytest.raises(TransactionRefused, match="committed"):
+        await branch.run("true")
+    await branch.discard()
+    assert (await box.run_code("x")).text == "40", "it is the sandbox's now"
+
+
+async def test_a_branch_that_is_left_is_gone_with_all_that_ran_in_it(box: headstart.Sandbox) -> None:
+    async with await box.fork() as branch:
+        await said(branch, "echo x > a; setsid sleep 1000 </dev/null >/dev/null 2>&1 &")
+    with pytest.raises(TransactionRefused, match="discarded"):
+        await branch.run("true")
+    assert branch.state_version is None
+    assert await said(box, "ls") == ""
+
+
+async def test_a_stale_branch_conflicts_and_nothing_is_lost(box: headstart.Sandbox) -> None:
+    async with await box.fork() as branch:
+        origin = branch.state_version
+        await branch.files.write("a", b"branch")
+        await box.files.write("a", b"box")
+        with pytest.raises(Conflict) as conflict:
+            await branch.commit()
+        assert str(origin) in str(conflict.value)
+        assert str(box.state_version) in str(conflict.value)
+        assert (await box.files.read("a"), await branch.files.read("a")) == (b"box", b"branch")
+
+
+async def test_the_bash_session_is_part_of_the_state(box: headstart.Sandbox) -> None:
+    await box.run_in_shell("mkdir work; cd work; A=(1 'two words'); f() { echo f; }; alias g=f; set -u")
+    kept = await box.checkpoint()
+    done = await box.run_in_shell('cd /; A=(); unset -f f; set +u; echo "$PWD"')
+    assert (done.stdout, done.restarted) == ("/\n", False)
+    await box.rollback(kept)
+    done = await box.run_in_shell('f; g; echo "${A[1]} $PWD $-"')
+    assert done.stdout.startswith("f\nf\ntwo words /home/sandbox/work ")
+    assert "u" in done.stdout.split()[-1]
+    assert not done.restarted
+
+
+async def test_a_branch_has_the_bash_session_too(box: headstart.Sandbox) -> None:
+    await box.run_in_shell("A=1; cd /tmp")
+    async with await box.fork() as branch:
+        assert (await branch.run_in_shell("echo $A $PWD; A=2")).stdout == "1 /tmp\n"
+    assert (await box.run_in_shell("echo $A $PWD")).stdout == "1 /tmp\n"
+
+
+async def test_a_rollback_to_before_there_was_a_session_has_none(box: headstart.Sandbox) -> None:
+    kept = await box.checkpoint()
+    await box.run_in_shell("A=1")
+    await box.rollback(kept)
+    done = await box.run_in_shell("echo ${A:-none}")
+    assert (done.stdout, done.restarted) == ("none\n", False)
+
+
+async def test_a_session_with_jobs_and_a_kernel_are_named_and_go_on(box: headstart.Sandbox) -> None:
+    await box.run_in_shell("A=1; sleep 1000 & B=2")
+    with pytest.raises(NotCapturable, match="sleep"):
+        await box.checkpoint()
+    assert (await box.run_in_shell("echo $A$B; kill %1; wait")).stdout == "12\n"
+    await box.run_code("x = 1")
+    with pytest.raises(NotCapturable, match="python3") as refusal:
+        await box.fork()
+    assert refusal.value.held
+    assert (await box.run_code("x")).text == "1"
+
+
+async def test_files_alone_are_kept_beside_a_kernel_that_is_lost_by_a_rollback_and_says_so(
+    box: headstart.Sandbox,
+) -> None:
+    await box.run_code("x = 1; open('log', 'w').write('before')")
+    kept = await box.checkpoint(files_only=True)
+    await box.run_code("x = 2; open('log', 'w').write('after')")
+    assert (await box.run_code("x")).text == "2", "it went on"
+    await box.rollback(kept)
+    assert await box.files.read("log") == b"before"
+    cell = await box.run_code("'x' in globals()")
+    assert (cell.text, cell.restarted) == ("False", True)
+
+
+async def test_what_runs_beside_makes_another_state_each_time(box: headstart.Sandbox) -> None:
+    """A branch of a moment is no branch of what came after, though no command of ours has run."""
+    async with (
+        box.start("read x; echo 1 > a; echo done; read y") as streams,
+        await box.fork(files_only=True) as branch,
+    ):
+        await streams.stdin.send(b"\n")
+        with anyio.fail_after(20):
+            assert await streams.stdout.receive() == b"done\n"
+        with pytest.raises(NotCapturable):
+            await box.checkpoint()
+        kept = await box.checkpoint(files_only=True)
+        with pytest.raises(Conflict):
+            await branch.commit()
+    await box.rollback(kept)
+    assert await said(box, "cat a") == "1"
+
+
+async def test_nothing_replaces_a_sandbox_in_which_a_command_runs(box: headstart.Sandbox) -> None:
+    kept = await box.checkpoint()
+    async with anyio.create_task_group() as tasks:
+        begun = anyio.Event()
+
+        async def note(_stream: str, _chunk: bytes) -> None:
+            begun.set()
+
+        async def long() -> None:
+            await box.run("echo begun; sleep 1000", on_output=note)
+
+        tasks.start_soon(long)
+        await begun.wait()
+        with pytest.raises(TransactionRefused, match="run"):
+            await box.rollback(kept)
+        tasks.cancel_scope.cancel()
+    await box.rollback(kept)
+
+
+async def test_checkpoints_of_others_and_dropped_ones_are_refused(boxes: headstart.Sandboxes) -> None:
+    async with boxes.create() as one, boxes.create() as other:
+        kept = await one.checkpoint()
+        with pytest.raises(TransactionRefused, match=f"no checkpoint of {other.id}"):
+            await other.rollback(kept)
+        await one.drop(kept)
+        with pytest.raises(TransactionRefused, match="dropped"):
+            await one.rollback(kept)
+        async with await one.fork() as branch:
+            for refused in (branch.checkpoint, branch.fork):
+                with pytest.raises(TransactionRefused, match="branch"):
+                    await refused()
+
+
+async def test_a_sandbox_without_isolation_says_that_it_has_no_layers(tmp_path: Path) -> None:
+    async with headstart.Sandboxes.open(backend="process", state_dir=tmp_path) as boxes, boxes.create() as box:
+        for refused in (box.checkpoint, box.fork):
+            with pytest.raises(BackendError, match="no layers"):
+                await refused()
+        assert (await box.run("echo alive")).stdout == "alive\n"
+
+
+async def test_a_sandbox_that_is_gone_is_neither_kept_nor_forked(box: headstart.Sandbox) -> None:
+    kept = await box.checkpoint()
+    await box.kill()
+    for refused in (box.checkpoint, box.fork, lambda: box.rollback(kept), lambda: box.run("true")):
+        with pytest.raises(BackendError, match="closed"):
+            await refused()
+
+
+async def test_many_branches_of_one_state_are_each_their_own(box: headstart.Sandbox) -> None:
+    await box.files.write("n", b"origin")
+    branches = [await box.fork() for _ in range(8)]
+
+    async def work(number: int, branch: headstart.Branch) -> None:
+        await branch.run(f"echo {number} > n; echo {number} > only-{number}")
+
+    async with anyio.create_task_group() as tasks:
+        for number, branch in enumerate(branches):
+            tasks.start_soon(work, number, branch)
+    for number, branch in enumerate(branches):
+        assert await said(branch, "cat n; ls") == f"{number}\nn\nonly-{number}"
+    await branches[3].commit()
+    assert await said(box, "cat n") == "3"
+    with pytest.raises(Conflict):
+        await branches[4].commit()
+    for branch in branches:
+        await branch.discard()
+    assert await said(box, "ls") == "n\nonly-3"
