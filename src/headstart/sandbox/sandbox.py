@@ -11,7 +11,7 @@ import anyio
 
 from headstart.backends.contract import ByteStreams, Command, Files, RunningSandbox, Usage
 from headstart.backends.output import take_output
-from headstart.errors import CommandTimedOut, TransactionRefused
+from headstart.errors import BackendError, CommandTimedOut, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.lineage import SandboxCheckpoint, SandboxLineage
 from headstart.sandbox.files import SandboxFiles
@@ -150,12 +150,10 @@ class Sandbox:
         """
         complete = self._complete(command, cwd, env)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._note_changes)
             async with self._running() as running:
                 streams = await stack.enter_async_context(running.start(complete))
-            try:
-                yield streams
-            finally:
-                await self._note_changes()
+            yield streams
 
     def _complete(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Command:
         argv = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
@@ -164,7 +162,7 @@ class Sandbox:
 
     async def _note_changes(self) -> None:
         """What ran beside everything else may have changed the state until now."""
-        with suppress(TransactionRefused):  # it has ended, or is being replaced
+        with suppress(TransactionRefused, BackendError):  # it has ended, or is being replaced
             async with self._running():
                 pass
 

@@ -68,10 +68,15 @@ class Errand:
         return act(message)
 
     def tidy_up(self) -> None:
-        """Take the tree that was replaced away, if one was."""
-        if self._has_swapped:
-            with self._inside():
+        """Take the tree that was replaced away, if one was. Who replaced another since has both to take away."""
+        if not self._has_swapped:
+            return
+        with self._inside():
+            try:
                 syscalls.umount(private.PREVIOUS)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # somebody has
+                    raise
 
     # ------------------------------------------------------------ what can be done
 
