@@ -97,7 +97,7 @@ _Answer = (
     | ReportDone
 )
 
-_Act = TypeVar("_Act", CaptureCheckpoint, ForkBranch, StageRollback, VerifyStaged, CollectGarbage)
+_Act = TypeVar("_Act", CaptureCheckpoint, ForkBranch, StageRollback, CollectGarbage)
 
 
 class _About(TypedDict):
@@ -343,8 +343,8 @@ class SandboxLineage:
                 self._act(self._stage, instruction)
             case StageCommit():  # it stands already, and in memory there is nothing to flush
                 self._feed(StateStaged(**self._about(instruction.request)))
-            case VerifyStaged():
-                self._act(self._verify, instruction)
+            case VerifyStaged():  # who was forked has told that all its layers stand and its init serves
+                self._feed(StateVerified(**self._about(instruction.request)))
             case SwapIn():
                 self._canonical = self._sandboxes[instruction.sandbox]
                 self._feed(StateSwapped(**self._about(instruction.request)))
@@ -407,18 +407,31 @@ class SandboxLineage:
     async def _fork(self, wanted: ForkBranch) -> None:
         origin = self._sandboxes[wanted.sandbox]
         try:
-            kept = await origin.checkpoint(files_only=self._wants_files_only(wanted.request))
-            try:
+            kept = self._kept_as_it_is()
+            if kept is not None:
                 branch = await origin.fork(kept, self._identify(wanted.branch))
-            finally:
-                await origin.forget(kept)
-            await branch.forget(kept)
+            else:
+                branch = await self._fork_from_now(origin, wanted)
         except Exception as error:  # noqa: BLE001 told to who asked
             self._failures[wanted.request] = error
             self._feed(ForkFailed(**self._about(wanted.request), reason=str(error)))
         else:
             await self._have(branch)
             self._feed(BranchForked(**self._about(wanted.request)))
+
+    def _kept_as_it_is(self) -> Checkpoint | None:
+        """Return a checkpoint of the very state that is canonical now, if there is one."""
+        view = self._machine.view()
+        return next((self._checkpoints[name] for name, version in view.checkpoints if version == view.version), None)
+
+    async def _fork_from_now(self, origin: RunningSandbox, wanted: ForkBranch) -> RunningSandbox:
+        kept = await origin.checkpoint(files_only=self._wants_files_only(wanted.request))
+        try:
+            branch = await origin.fork(kept, self._identify(wanted.branch))
+        finally:
+            await origin.forget(kept)
+        await branch.forget(kept)
+        return branch
 
     async def _stage(self, wanted: StageRollback) -> None:
         try:
@@ -438,15 +451,6 @@ class SandboxLineage:
             await sandbox.aclose()
         else:
             self._sandboxes[sandbox.id] = sandbox
-
-    async def _verify(self, wanted: VerifyStaged) -> None:
-        try:
-            await self._sandboxes[wanted.sandbox].files.stat("/")
-        except Exception as error:  # noqa: BLE001 told to who asked
-            self._failures[wanted.request] = error
-            self._feed(StageFailed(**self._about(wanted.request), reason=str(error)))
-        else:
-            self._feed(StateVerified(**self._about(wanted.request)))
 
     async def _collect(self, garbage: CollectGarbage) -> None:
         for name in garbage.sandboxes:

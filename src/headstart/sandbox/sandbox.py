@@ -275,7 +275,7 @@ class Sandbox:
     async def rollback(self, to: SandboxCheckpoint) -> None:
         """Go back to a checkpoint. What runs is ended; other checkpoints and branches stay.
 
-        The old state is there until the kept one stands beside it and has been looked at.
+        The old state is there until the kept one stands beside it.
 
         Raises:
             TransactionRefused: It is no checkpoint of this sandbox, or a command runs, or something else is going on.
