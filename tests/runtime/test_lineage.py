@@ -98,6 +98,17 @@ async def test_a_branch_is_apart_until_it_is_committed() -> None:
         assert it.backend.live == {branch}, f"{was} is gone"
 
 
+async def test_what_was_kept_beside_a_branch_is_there_after_its_commit() -> None:
+    async with world() as it:
+        await it.write(b"1")
+        branch = await it.lineage.fork()
+        kept = await it.lineage.checkpoint()
+        await it.write(b"2", branch)
+        await it.lineage.commit(branch)
+        await it.lineage.rollback(kept.id)
+        assert await it.read() == b"1"
+
+
 async def test_a_stale_branch_is_a_conflict_that_names_both_versions_and_loses_nothing() -> None:
     async with world() as it:
         branch, origin = await it.lineage.fork(), it.lineage.version

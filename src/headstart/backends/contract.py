@@ -428,7 +428,7 @@ class RunningSandbox(Protocol):
         ...
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
-        """Start another sandbox that begins with a checkpoint of this one, or of one that it was forked from.
+        """Start another sandbox that begins with a checkpoint of this one, of one that it was forked from, or of a fork.
 
         Neither sees what the other does. To go back is to go on in a fork.
 

@@ -430,7 +430,6 @@ class SandboxLineage:
             branch = await origin.fork(kept, self._identify(wanted.branch))
         finally:
             await origin.forget(kept)
-        await branch.forget(kept)
         return branch
 
     async def _stage(self, wanted: StageRollback) -> None:
@@ -462,8 +461,7 @@ class SandboxLineage:
         for name in garbage.checkpoints:
             kept = self._checkpoints.pop(name, None)
             if kept is not None:
-                for sandbox in list(self._sandboxes.values()):
-                    await sandbox.forget(kept)
+                await self._canonical.forget(kept)
         self._feed(
             GarbageCollected(
                 at_s=self._clock.monotonic_s(),

@@ -81,6 +81,8 @@ async def apart(trial: Trial) -> None:
             expect(await sandbox.files.read("shared") == b"before", "a fork's writes are its own", "else")
             expect(await other.files.list() == [], "also from other forks", await other.files.list())
             expect(await one.files.read("shared") == b"one", "and stay", "else")
+            async with _forked(trial, sandbox, await one.checkpoint()) as nephew:
+                expect(await nephew.files.read("shared") == b"one", "what a fork keeps is there for its origin", "else")
             seen = await trial.sh(sandbox, "test ! -e /tmp/hidden")
             expect(seen.status.code == 0, "nothing of a fork shows", seen)
 

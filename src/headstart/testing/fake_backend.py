@@ -353,10 +353,10 @@ class FakeSandbox:
         fork.begin_with(self._kept[at.id], kept=self._kept)
         return fork
 
-    def begin_with(self, files: FakeFiles, *, kept: Mapping[CheckpointId, FakeFiles]) -> None:
-        """Have these files, and what was kept of the sandbox that they come from."""
+    def begin_with(self, files: FakeFiles, *, kept: dict[CheckpointId, FakeFiles]) -> None:
+        """Have these files, and share what is kept with the sandbox that they come from."""
         files.copy_to(self.files)
-        self._kept.update(kept)
+        self._kept = kept
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         self._kept.pop(checkpoint.id, None)

@@ -186,7 +186,7 @@ class LocalBackend:
                 raise BackendError(f"{prepared.template.name} was prepared by another backend")
 
     async def _start_cold(self, tree: Tree, identity: Identity, *, background: bool) -> LocalSandbox:
-        files = LayeredFiles(tree=tree, family=Family(), layers=(FIRST_LAYER,), checkpoints={})
+        files = LayeredFiles(tree=tree, family=Family(), layers=(FIRST_LAYER,))
         return await self._start_with(files, identity, background=background)
 
     async def _start_with(
@@ -203,11 +203,11 @@ class LocalBackend:
             "group_settings": self._groups.settings(tree.template.limits, background=background),
             "layers": list(files.layers),
         }
-        files.hold()
+        files.family.hold(files.layers)
         try:
             started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
         except BaseException:
-            files.family.have_dropped(files.let_go())
+            files.family.have_dropped(files.family.let_go(files.layers))
             raise
 
         async def fork(parent: LocalSandbox, layers: tuple[str, ...], identity: Identity) -> LocalSandbox:

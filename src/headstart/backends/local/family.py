@@ -6,6 +6,8 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from headstart.ids import CheckpointId
+
 __all__ = ["FIRST_LAYER", "MOST_LAYERS", "Family"]
 
 FIRST_LAYER = "0"
@@ -14,7 +16,7 @@ MOST_LAYERS = 200
 
 
 class Family:
-    """Names layers and counts their users: sandboxes that live, and checkpoints that are kept.
+    """Names layers and counts their users: sandboxes that live, and checkpoints that are kept, by whomever.
 
     >>> family = Family()
     >>> first = (FIRST_LAYER, family.new_layer())
@@ -27,6 +29,8 @@ class Family:
     def __init__(self) -> None:
         self._numbers = itertools.count(int(FIRST_LAYER) + 1)
         self._users: Counter[str] = Counter()
+        self.checkpoints: dict[CheckpointId, tuple[str, ...]] = {}
+        """Their layers."""
         self.members: list[Callable[[Sequence[str]], None]] = []
         """What deletes layers, of each sandbox that lives."""
 
@@ -38,6 +42,15 @@ class Family:
     def new_layer(self) -> str:
         """Return a name that was never used in this family."""
         return str(next(self._numbers))
+
+    def keep(self, checkpoint: CheckpointId, layers: tuple[str, ...]) -> None:
+        """Note a checkpoint; until it is forgotten, it uses its layers."""
+        self.checkpoints[checkpoint] = layers
+        self.hold(layers)
+
+    def forget(self, checkpoint: CheckpointId) -> tuple[str, ...]:
+        """Let go of a checkpoint, if it is there, and return the layers that nobody uses now."""
+        return self.let_go(self.checkpoints.pop(checkpoint, ()))
 
     def hold(self, layers: Sequence[str]) -> None:
         """Note one more user of each."""

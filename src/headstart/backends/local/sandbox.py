@@ -34,36 +34,15 @@ class LayeredFiles:
 
     Attributes:
         layers: The lowest first; it writes into the last one.
-        checkpoints: The layers of those that are kept.
     """
 
     tree: Tree
     family: Family
     layers: tuple[str, ...]
-    checkpoints: dict[CheckpointId, tuple[str, ...]]
-
-    @property
-    def kept(self) -> list[tuple[str, ...]]:
-        """The layers of all that is kept: its own, and those of its checkpoints."""
-        return [self.layers, *self.checkpoints.values()]
 
     def begun_with(self, layers: tuple[str, ...]) -> LayeredFiles:
-        """Return the files of a fork that begins with these layers; what was kept, it keeps for itself."""
-        return LayeredFiles(
-            tree=self.tree,
-            family=self.family,
-            layers=(*layers, self.family.new_layer()),
-            checkpoints=dict(self.checkpoints),
-        )
-
-    def hold(self) -> None:
-        """Note that they are used."""
-        for layers in self.kept:
-            self.family.hold(layers)
-
-    def let_go(self) -> list[str]:
-        """Note that they are used no more, and return the layers that nobody uses now."""
-        return [name for layers in self.kept for name in self.family.let_go(layers)]
+        """Return the files of a fork that begins with these layers."""
+        return LayeredFiles(tree=self.tree, family=self.family, layers=(*layers, self.family.new_layer()))
 
 
 class LocalSandbox(SpawnedSandbox):
@@ -116,9 +95,7 @@ class LocalSandbox(SpawnedSandbox):
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         """See `RunningSandbox.forget`."""
-        layers = self._layered.checkpoints.pop(checkpoint.id, None)
-        if layers is not None:
-            self.drop(self._layered.family.let_go(layers))
+        self.drop(self._layered.family.forget(checkpoint.id))
 
     @property
     def layered(self) -> LayeredFiles:
@@ -127,7 +104,7 @@ class LocalSandbox(SpawnedSandbox):
 
     def _layers_of(self, checkpoint: Checkpoint) -> tuple[str, ...]:
         try:
-            return self._layered.checkpoints[checkpoint.id]
+            return self._layered.family.checkpoints[checkpoint.id]
         except KeyError:
             raise BackendError(
                 f"{checkpoint.id} is no checkpoint of {self.id}", hint="it is another sandbox's, or was forgotten"
@@ -168,9 +145,8 @@ class LocalSandbox(SpawnedSandbox):
                 )
             case _:
                 raise BackendError(f"{self.id}: a checkpoint came to nothing")
-        files.family.hold(sealed)
         checkpoint = Checkpoint(id=CheckpointId(f"{self.id}.{new}"), capture=Capture(told["outcome"]))
-        files.checkpoints[checkpoint.id] = sealed
+        files.family.keep(checkpoint.id, sealed)
         return checkpoint
 
     def drop(self, layers: Sequence[str]) -> None:
@@ -218,8 +194,7 @@ class LocalSandbox(SpawnedSandbox):
         await self._client.close(self.id, self._channel)
         files = self._layered
         files.family.members.remove(self.drop)
-        files.family.have_dropped(files.let_go())
-        files.checkpoints.clear()
+        files.family.have_dropped(files.family.let_go(files.layers))
         await files.tree.let_go()
 
 
