@@ -16,7 +16,8 @@ The tree; one class per fact, flat where it can be::
     ├── TransactionRefused       a checkpoint, rollback, fork or commit that cannot be begun
     ├── CommandTimedOut          a command in a sandbox took too long and was killed (also TimeoutError)
     ├── BackendError             a backend failed at its own work
-    │   └── BackendUnavailable   … because this machine cannot run it
+    │   ├── BackendUnavailable   … because this machine cannot run it
+    │   └── SandboxPaused        … because the sandbox stands still until it is resumed
     └── SessionUnknown           no such session (or it has ended)
 
 A message names what, where and the cure. `hint` is the cure alone, so that the CLI
@@ -39,6 +40,7 @@ __all__ = [
     "InvalidTransition",
     "NotCapturable",
     "SandboxLost",
+    "SandboxPaused",
     "ServerUnavailable",
     "SessionUnknown",
     "StartTimedOut",
@@ -202,6 +204,10 @@ class BackendError(HeadstartError):
 
 class BackendUnavailable(BackendError):
     """This machine cannot run the backend; the message says what is missing."""
+
+
+class SandboxPaused(BackendError):
+    """A sandbox stands still, so what was asked for cannot be done until it is resumed."""
 
 
 class SessionUnknown(HeadstartError):

@@ -184,6 +184,16 @@ class PlainSandbox:
 
     async def raise_priority(self) -> None: ...
 
+    @property
+    def paused(self) -> bool:
+        return False
+
+    async def pause(self) -> None:
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        raise NotImplementedError
+
     async def usage(self) -> Usage:
         return Usage(memory_bytes=1, cpu_s=0.1, processes=1)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -13,6 +16,8 @@ import headstart
 from headstart.errors import BackendError, Conflict, NotCapturable, TransactionRefused
 
 pytestmark = pytest.mark.anyio
+
+_T = TypeVar("_T")
 
 
 @pytest.fixture
@@ -139,6 +144,91 @@ async def test_files_alone_are_kept_beside_a_kernel_that_is_lost_by_a_rollback_a
     assert await box.files.read("log") == b"before"
     cell = await box.run_code("'x' in globals()")
     assert (cell.text, cell.restarted) == ("False", True)
+
+
+async def test_checkpoints_beside_shell_commands_lose_none_of_them(box: headstart.Sandbox) -> None:
+    async def count() -> None:
+        for _ in range(12):
+            assert (await box.run_in_shell("N=$((N+1))")).ok
+
+    async def keep() -> None:
+        for _ in range(12):
+            with suppress(TransactionRefused):
+                await box.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(count)
+        tasks.start_soon(keep)
+    assert (await box.run_in_shell("echo $N")).stdout == "12\n"
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001, 0.003, 0.006, 0.01])
+async def test_a_cancelled_command_costs_the_session_nothing(after_s: float, box: headstart.Sandbox) -> None:
+    await box.run_in_shell("A=1")
+    await box.checkpoint()
+    with anyio.move_on_after(after_s):
+        await box.run_in_shell("true")
+    assert (await box.run_in_shell("echo $A")).stdout == "1\n"
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001, 0.002, 0.004, 0.008])
+async def test_a_cancelled_rollback_or_commit_has_all_of_its_state_or_nothing(
+    after_s: float, box: headstart.Sandbox
+) -> None:
+    await box.run_in_shell("S=old; echo old > state")
+    kept = await box.checkpoint()
+    await box.run_in_shell("S=new; echo new > state")
+    await _cancelled(box.rollback(kept), after_s)
+    done = await _when_possible(lambda: box.run_in_shell("echo $S; cat state"))
+    assert done.stdout in {"old\nold\n", "new\nnew\n"}
+    branch = await box.fork()
+    await branch.run_code("x = 'branch'; open('state', 'w').write(x)")
+    await _cancelled(branch.commit(), after_s)
+    await _when_possible(lambda: box.run("true"))
+    if await box.files.read("state") == b"branch":
+        assert (await box.run_code("x")).text == "'branch'"
+    await branch.discard()
+
+
+async def _cancelled(work: Coroutine[Any, Any, None], after_s: float) -> None:
+    task = asyncio.ensure_future(work)
+    await asyncio.sleep(after_s)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def _when_possible(work: Callable[[], Awaitable[_T]]) -> _T:
+    with anyio.fail_after(20):
+        while True:
+            try:
+                return await work()
+            except TransactionRefused:  # what was cancelled goes on
+                await anyio.sleep(0.002)
+
+
+async def test_a_branch_beside_what_runs_on_conflicts(box: headstart.Sandbox) -> None:
+    await said(box, "echo 0 > c; setsid sh -c 'sleep 0.2; echo daemon > c; sleep 100' >/dev/null 2>&1 </dev/null &")
+    async with await box.fork(files_only=True) as branch:
+        with pytest.raises(Conflict):
+            await branch.commit()
+
+
+async def test_files_are_read_while_the_sandbox_is_replaced(box: headstart.Sandbox) -> None:
+    await box.files.write("a", b"1")
+    kept = await box.checkpoint()
+    over = False
+
+    async def read() -> None:
+        while not over:
+            assert await box.files.read("a") == b"1"
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(read)
+        for _ in range(15):
+            await box.rollback(kept)
+        over = True
 
 
 async def test_what_runs_beside_makes_another_state_each_time(box: headstart.Sandbox) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from headstart.backends.contract import (
@@ -97,6 +98,16 @@ class MutantSandbox:
 
     async def raise_priority(self) -> None:
         await self.inner.raise_priority()
+
+    @property
+    def paused(self) -> bool:
+        return self.inner.paused
+
+    async def pause(self) -> None:
+        await self.inner.pause()
+
+    async def resume(self) -> None:
+        await self.inner.resume()
 
     async def usage(self) -> Usage:
         return await self.inner.usage()
@@ -278,6 +289,46 @@ class ForgetsNothing(MutantSandbox):
         """Keep it."""
 
 
+class SaysOnlyThatItIsPaused(MutantSandbox):
+    has_paused = False
+
+    @property
+    def paused(self) -> bool:
+        return self.has_paused
+
+    async def pause(self) -> None:
+        self.has_paused = True
+
+    async def resume(self) -> None:
+        self.has_paused = False
+
+
+class DoesNothingWhenItIsPaused(SaysOnlyThatItIsPaused):
+    """Whoever asks for something is let in."""
+
+
+class HangsWhenItIsPaused(MutantSandbox):
+    async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
+        if self.paused:
+            await anyio.sleep_forever()
+        return await super().run(command, stdin=stdin, timeout_s=timeout_s)
+
+
+class WakesWhatWasStopped(MutantSandbox):
+    async def resume(self) -> None:
+        await super().resume()
+        await self.run(Command(argv=("sh", "-c", "kill -CONT -1; exit 0"), env=ENV))
+
+
+class OutlivesItsEnd(MutantSandbox):
+    async def aclose(self) -> None:
+        """A paused one cannot be killed, says its author."""
+        if self.paused:
+            await self.resume()
+        else:
+            await super().aclose()
+
+
 class LeaksEnvironment(Mutant):
     async def prepare(self, template: Template) -> Prepared:
         command = replace(template.command, env={**os.environ, **template.command.env})
@@ -381,6 +432,26 @@ LAYER_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]]
 ]
 
 
+PAUSE_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]] = [
+    (SaysOnlyThatItIsPaused, "stands still, daemons too", "output stops"),
+    (DoesNothingWhenItIsPaused, "is refused at once", "run is refused; seen: 'it worked'"),
+    (HangsWhenItIsPaused, "is refused at once", "run is refused at once"),
+    (WakesWhatWasStopped, "what was stopped before", "it stays stopped"),
+    (OutlivesItsEnd, "a paused sandbox can be closed", "a daemon dies"),
+]
+
+
+@pytest.mark.parametrize(("make", "part", "promise"), PAUSE_MUTANTS, ids=[m[0].__name__ for m in PAUSE_MUTANTS])
+async def test_a_broken_promise_about_pausing_is_noticed(
+    make: Callable[[RunningSandbox], RunningSandbox], part: str, promise: str, tmp_path: Path
+) -> None:
+    try:
+        with pytest.raises(ContractViolation, match=promise):
+            await named(part)(layered(make), tmp_path)
+    except BackendUnavailable as gap:
+        pytest.skip(f"the local backend cannot run here: {gap}")
+
+
 @pytest.mark.parametrize(("make", "part", "promise"), LAYER_MUTANTS, ids=[m[0].__name__ for m in LAYER_MUTANTS])
 async def test_a_broken_promise_about_layers_is_noticed(
     make: Callable[[RunningSandbox], RunningSandbox], part: str, promise: str, tmp_path: Path
@@ -411,4 +482,4 @@ async def test_what_is_not_claimed_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_every_check_has_a_title_of_its_own() -> None:
     titles = [check.title for check in CHECKS]
-    assert len(set(titles)) == len(titles) == 42
+    assert len(set(titles)) == len(titles) == 46

@@ -20,7 +20,7 @@ from headstart.backends.contract import (
     Usage,
 )
 from headstart.core.events import PrepareForm
-from headstart.errors import BackendError
+from headstart.errors import BackendError, SandboxPaused
 from headstart.ids import SandboxId
 from headstart.testing.fake_backend import FakeBackend, FakeSandbox, ProcessContext
 from headstart.testing.fake_mcp import RpcError, ScriptedCall, ScriptedServer, ScriptedTool, text
@@ -337,3 +337,25 @@ async def test_a_scripted_server_can_print_junk_and_can_keep_silent() -> None:
             with anyio.move_on_after(0.05) as scope:
                 await streams.stdout.receive()
             assert scope.cancelled_caught
+
+
+async def test_a_paused_sandbox_takes_and_says_nothing_until_it_is_resumed() -> None:
+    async with FakeBackend(PROGRAMS) as backend:
+        sandbox = await started(backend)
+        async with sandbox.attach() as streams:
+            await sandbox.pause()
+            await sandbox.pause()
+            await streams.stdin.send(b"hello")
+            await streams.stdin.aclose()
+            with anyio.move_on_after(0.01) as silence:
+                await streams.stdout.receive()
+            assert silence.cancelled_caught
+            for act in (lambda: sandbox.run(Command(argv=("cat",))), sandbox.checkpoint, sandbox.files.list):
+                with pytest.raises(SandboxPaused, match="sbx_1 is paused"):
+                    await act()
+            assert (await sandbox.usage()).processes == 1
+            await sandbox.resume()
+            assert await read_all(streams) == b"hello"
+            await sandbox.pause()
+            await sandbox.aclose()
+            assert backend.live == frozenset()

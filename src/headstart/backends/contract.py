@@ -168,6 +168,8 @@ class Capabilities:
     """Home, /tmp and /var/tmp are each sandbox's own, at the same paths in all, and begin empty."""
     layers: bool = False
     """Files of sandboxes that start cold can be checkpointed and forked."""
+    pausing: bool = False
+    """Sandboxes can be paused and resumed."""
     weaker: tuple[str, ...] = ()
     """One line each: what is weaker here than the backend's best, and the cure."""
 
@@ -333,10 +335,15 @@ class Capture(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A sandbox's files as they were, for as long as it or a fork of it lives."""
+    """A sandbox's files as they were, for as long as it or a fork of it lives.
+
+    Attributes:
+        left_out: What ran and is no part of it, for people: `python3 (41)`.
+    """
 
     id: CheckpointId
     capture: Capture
+    left_out: tuple[str, ...] = ()
 
 
 class Prepared(Protocol):
@@ -441,10 +448,36 @@ class RunningSandbox(Protocol):
         """Let go of a checkpoint; forks of it go on. One that is not there is fine."""
         ...
 
+    @property
+    def paused(self) -> bool: ...
+
+    async def pause(self) -> None:
+        """Have everything in it stand still, and return when it does. Idempotent. Once begun it comes to its end.
+
+        It keeps its memory and uses no CPU; output stops, and goes on when it is resumed. What is being begun (a
+        command, a file that is written) is waited for. From then on, whatever would need it to move is refused with
+        `SandboxPaused`: `run`, `start`, `attach`, files, `checkpoint`, `fork`. `usage` and `aclose` work. A command
+        whose time is up (`timeout_s` is the caller's time, paused or not), or that is let go of, is killed at the
+        latest when the sandbox is resumed.
+
+        Raises:
+            BackendError: It does not stand still, and goes on; it is gone; or the backend cannot
+                (`Capabilities.pausing`).
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Let it go on where it was. Idempotent. What was stopped inside before it was paused stays so.
+
+        Raises:
+            BackendError: It is gone.
+        """
+        ...
+
     async def usage(self) -> Usage: ...
 
     async def aclose(self) -> None:
-        """Kill everything in it and remove it. Idempotent; completes under cancellation."""
+        """Kill everything in it, paused or not, and remove it. Idempotent; completes under cancellation."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a sandbox costs its user: creating one, running a command in it, taking a lot of output.
+"""What a sandbox costs its user: creating one, running a command in it, taking a lot of output, keeping states of it.
 
 Through the library, as a user has it. What is not measured is null.
 """
@@ -16,6 +16,7 @@ from headstart import Sandbox, Sandboxes
 from headstart.bench.isolation import best_backend_name
 from headstart.bench.result import BenchResult, percentile
 from headstart.bench.scratch import scratch_dir
+from headstart.bench.states import checkpoints, paused
 from headstart.errors import BackendError
 
 __all__ = ["run"]
@@ -23,9 +24,8 @@ __all__ = ["run"]
 _QUIET_S = 1.0
 _BURST = 50
 _TRUE = ("true",)
-_NOT_MEASURED: Final = dict.fromkeys(
-    ("docker_run_ms", "checkpoint_ms", "rollback_ms", "fork_ms", "paused500_mb", "fork100_shared_share")
-)
+_STATES: Final = ("checkpoint", "rollback", "fork")
+_NOT_MEASURED: Final = dict.fromkeys(("docker_run_ms", "fork100_shared_share"))
 
 
 async def run(*, quick: bool) -> BenchResult:
@@ -51,6 +51,14 @@ async def run(*, quick: bool) -> BenchResult:
                 samples.append({"series": "true", "ms": (perf_counter() - began) * 1e3})
             stream = await _stream(box, megabytes=200 if quick else 1_000)
             samples.append(stream)
+        if name == "local":  # no other has layers
+            samples += await checkpoints(boxes, count=15 if quick else 100)
+        standing = None if quick else await paused(boxes)
+    if standing is not None:
+        samples.append(standing)
+        notes.append(
+            f"paused500_mb: fall of MemAvailable, kernel included; user memory {standing['pss_mb']:.0f} MB (PSS)"
+        )
     summary = {
         "create_to_first_command_ms": _percentiles(samples, "create"),
         "create_spaced_ms": _percentiles(samples, "spaced"),
@@ -58,6 +66,8 @@ async def run(*, quick: bool) -> BenchResult:
         "run_true_ms": _percentiles(samples, "true"),
         "stream_mb_per_s": round(stream["mb_per_s"]),
         "stream_memory_grown_mb": round(stream["memory_grown_mb"], 1),
+        **{f"{series}_ms": _percentiles(samples, series) if name == "local" else None for series in _STATES},
+        "paused500_mb": standing and round(standing["mb"]),
         **_NOT_MEASURED,
         "backend": name,
     }

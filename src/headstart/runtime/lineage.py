@@ -78,11 +78,13 @@ class SandboxCheckpoint:
     Attributes:
         version: The state's; two states that may differ never share one.
         capture: How it came about.
+        left_out: What ran and is no part of it, for people: `python3 (41)`.
     """
 
     id: CheckpointId
     version: StateVersion
     capture: Capture
+    left_out: tuple[str, ...] = ()
 
 
 _Answer = (
@@ -143,9 +145,15 @@ class SandboxLineage:
         self._canonical = first
         self._checkpoints: dict[CheckpointId, Checkpoint] = {}
         self._files_only: set[RequestId] = set()
+        self._beside: set[RequestId] = set()
         self._unwanted: set[SandboxId] = set()
+        self._staged: dict[SandboxId, CheckpointId] = {}
+        self.on_swap: Callable[[SandboxId, CheckpointId | None], None] = lambda _sandbox, _checkpoint: None
+        """Called when another sandbox has become canonical: a branch, or (with its name) what a checkpoint kept."""
         self._waiting: dict[RequestId, _Waiting] = {}
         self._failures: dict[RequestId, Exception] = {}
+        self._moved = anyio.Event()
+        """Set with each event; then there is another one."""
         self._acting = 0
         self._idle = anyio.Event()
         self._closed = False
@@ -186,21 +194,30 @@ class SandboxLineage:
     # ------------------------------------------------------------ requests
 
     @asynccontextmanager
-    async def running(self, branch: SandboxId | None = None) -> AsyncGenerator[RunningSandbox]:
-        """Yield the sandbox for something that may change it.
+    async def running(
+        self, branch: SandboxId | None = None, *, effect: Effect = Effect.WRITE
+    ) -> AsyncGenerator[RunningSandbox]:
+        """Yield the sandbox for something that may change it; when a checkpoint, rollback or commit that goes on is over.
 
         Args:
             branch: Which; None: the canonical one.
+            effect: READ: it does not change its state.
 
         Raises:
-            TransactionRefused: The branch has ended, or something replaces the state now.
+            TransactionRefused: The branch has ended.
             BackendError: The sandbox was closed.
         """
         request = self._new_request()
         version = self._new_version()
-        answer = await self._ask(
-            RunRequested(**self._about(request), effect=Effect.WRITE, version=version, branch=branch)
-        )
+        while True:
+            answer = await self._ask(
+                RunRequested(**self._about(request), effect=effect, version=version, branch=branch)
+            )
+            match answer:
+                case RefuseTransaction(refusal=TransactionRefusal.OPERATION_IN_FLIGHT):
+                    await self._moved.wait()
+                case _:
+                    break
         if not isinstance(answer, StartRun):
             raise self._refused(answer)
         try:
@@ -227,11 +244,20 @@ class SandboxLineage:
         answer = await self._ask(CheckpointRequested(**self._about(request), checkpoint=name))
         if not isinstance(answer, ReportCheckpoint):
             raise self._refused(answer)
-        if files_only:
-            async with self.running():
-                pass
-        capture = self._checkpoints[name].capture if answer.checkpoint == name else Capture.UNCHANGED
-        return SandboxCheckpoint(id=answer.checkpoint, version=answer.version, capture=capture)
+        kept = self._checkpoints[answer.checkpoint]
+        if kept.left_out and answer.checkpoint == name:
+            await self._note_changes()
+        return SandboxCheckpoint(
+            id=answer.checkpoint,
+            version=answer.version,
+            capture=kept.capture if answer.checkpoint == name else Capture.UNCHANGED,
+            left_out=kept.left_out,
+        )
+
+    async def _note_changes(self) -> None:
+        """What goes on beside a checkpoint or a fork may change the state at any moment: it is another one now."""
+        async with self.running():
+            pass
 
     async def rollback(self, to: CheckpointId) -> None:
         """Make the kept state the canonical one: staged beside it, verified, swapped in. What runs is ended.
@@ -263,6 +289,9 @@ class SandboxLineage:
                 self._feed(DiscardRequested(**self._about(self._new_request()), branch=branch))
             raise
         if isinstance(answer, ReportBranch):
+            if request in self._beside:
+                self._beside.discard(request)
+                await self._note_changes()
             return answer.branch
         raise self._refused(answer)
 
@@ -332,6 +361,8 @@ class SandboxLineage:
     def _feed(self, event: TransactionEvent) -> None:
         for instruction in self._machine.handle(event):
             self._take(instruction)
+        self._moved.set()
+        self._moved = anyio.Event()
 
     def _take(self, instruction: TransactionInstruction) -> None:
         match instruction:
@@ -348,6 +379,7 @@ class SandboxLineage:
             case SwapIn():
                 self._canonical = self._sandboxes[instruction.sandbox]
                 self._feed(StateSwapped(**self._about(instruction.request)))
+                self.on_swap(instruction.sandbox, self._staged.pop(instruction.sandbox, None))
             case CollectGarbage():
                 self._act(self._collect, instruction)
             case RestoreCanonical():
@@ -430,6 +462,8 @@ class SandboxLineage:
             branch = await origin.fork(kept, self._identify(wanted.branch))
         finally:
             await origin.forget(kept)
+        if kept.left_out:
+            self._beside.add(wanted.request)
         return branch
 
     async def _stage(self, wanted: StageRollback) -> None:
@@ -441,6 +475,7 @@ class SandboxLineage:
             self._feed(StageFailed(**self._about(wanted.request), reason=str(error)))
         else:
             await self._have(staged)
+            self._staged[wanted.staged] = wanted.checkpoint
             self._feed(StateStaged(**self._about(wanted.request)))
 
     async def _have(self, sandbox: RunningSandbox) -> None:

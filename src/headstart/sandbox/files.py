@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
-from headstart.backends.contract import FileInfo, RunningSandbox
+from headstart.backends.contract import FileInfo, Files, RunningSandbox
+from headstart.errors import BackendError
 
 __all__ = ["SandboxFiles"]
+
+_T = TypeVar("_T")
 
 
 class SandboxFiles:
@@ -28,15 +32,25 @@ class SandboxFiles:
 
     async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
         """See `Files.read`."""
-        return await self._current().files.read(path, limit_bytes=limit_bytes)
+        return await self._reading(lambda files: files.read(path, limit_bytes=limit_bytes))
 
     async def list(self, path: str = ".") -> Sequence[FileInfo]:
         """See `Files.list`."""
-        return await self._current().files.list(path)
+        return await self._reading(lambda files: files.list(path))
 
     async def stat(self, path: str) -> FileInfo:
         """See `Files.stat`."""
-        return await self._current().files.stat(path)
+        return await self._reading(lambda files: files.stat(path))
+
+    async def _reading(self, read: Callable[[Files], Awaitable[_T]]) -> _T:
+        """Read, and once more if the sandbox was replaced meanwhile."""
+        sandbox = self._current()
+        try:
+            return await read(sandbox.files)
+        except BackendError:
+            if self._current() is sandbox:
+                raise
+            return await read(self._current().files)
 
     async def write(self, path: str, content: bytes) -> None:
         """See `Files.write`."""

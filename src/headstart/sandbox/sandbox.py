@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import anyio
 
 from headstart.backends.contract import ByteStreams, Command, Files, RunningSandbox, Usage
 from headstart.backends.output import take_output
-from headstart.errors import BackendError, CommandTimedOut, TransactionRefused
+from headstart.core.actions import Effect
+from headstart.errors import BackendError, CommandTimedOut, SandboxPaused, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.lineage import SandboxCheckpoint, SandboxLineage
 from headstart.sandbox.files import SandboxFiles
 from headstart.sandbox.kernels import CellResult, Kernel, Shell, ShellResult
-from headstart.sandbox.kernels.keeper import Changing
 from headstart.sandbox.options import SandboxOptions, check_words, variables
 from headstart.sandbox.output import OnOutput, Taken
 from headstart.sandbox.result import CommandResult
+from headstart.sandbox.sessions import Sessions
 
 __all__ = ["Branch", "Sandbox"]
-
-
-class Sessions:
-    """What keeps its state between commands: a Python kernel and a bash session."""
-
-    def __init__(self, changing: Changing, env: Mapping[str, str]) -> None:
-        self.kernel = Kernel(changing, env=env)
-        self.shell = Shell(changing, env=env)
-
-    def move_to(self, changing: Changing) -> None:
-        """Run where this says from now on."""
-        self.kernel.move_to(changing)
-        self.shell.move_to(changing)
-
-    async def aclose(self) -> None:
-        """End them. Idempotent."""
-        await self.kernel.aclose()
-        await self.shell.aclose()
 
 
 class Sandbox:
@@ -61,12 +45,35 @@ class Sandbox:
         self._files = SandboxFiles(self._current, self._running)
         self._sessions = Sessions(self._running, self._env)
         self._shell_states: dict[CheckpointId, str | None] = {}
+        self._branches: WeakValueDictionary[SandboxId, Branch] = WeakValueDictionary()
+        self._replaced: list[Sessions] = []
+        if branch is None:
+            lineage.on_swap = self._swapped
+
+    def _swapped(self, sandbox: SandboxId, checkpoint: CheckpointId | None) -> None:
+        """Go on with what runs in the sandbox that this one is now; whoever asked for that may be gone."""
+        if checkpoint is not None:
+            self.shell.go_on_as(self._shell_states.get(checkpoint))
+            return
+        branch = self._branches.pop(sandbox, None)
+        if branch is not None:
+            self._replaced.append(self._sessions)
+            self._sessions = branch.give_up_sessions()
+            self._sessions.move_to(self._running)
 
     def _current(self) -> RunningSandbox:
         return self._lineage.sandbox(self._branch)
 
-    def _running(self) -> AbstractAsyncContextManager[RunningSandbox]:
-        return self._lineage.running(self._branch)
+    @asynccontextmanager
+    async def _running(self) -> AsyncGenerator[RunningSandbox]:
+        self._must_move()
+        async with self._lineage.running(self._branch) as running:
+            yield running
+
+    def _must_move(self) -> None:
+        """Refuse at once what would wait until it is resumed."""
+        if self._current().paused:
+            raise SandboxPaused(f"{self.id} is paused, and nothing can be done in it", hint="resume it first")
 
     @staticmethod
     @asynccontextmanager
@@ -149,6 +156,7 @@ class Sandbox:
             BackendError: The sandbox is gone, or there is no such program.
         """
         complete = self._complete(command, cwd, env)
+        self._must_move()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._note_changes)
             async with self._running() as running:
@@ -163,7 +171,7 @@ class Sandbox:
     async def _note_changes(self) -> None:
         """What ran beside everything else may have changed the state until now."""
         with suppress(TransactionRefused, BackendError):  # it has ended, or is being replaced
-            async with self._running():
+            async with self._lineage.running(self._branch):
                 pass
 
     async def run_code(
@@ -185,6 +193,7 @@ class Sandbox:
             ConfigError: The code is no text.
             BackendError: The sandbox is gone, or there is no Python in it.
         """
+        self._must_move()
         return await self.kernel.run(code, timeout_s=timeout_s, on_output=on_output)
 
     async def run_in_shell(
@@ -205,6 +214,7 @@ class Sandbox:
             ConfigError: The command is no text.
             BackendError: The sandbox is gone, or there is no bash in it.
         """
+        self._must_move()
         return await self.shell.run(command, timeout_s=timeout_s, on_output=on_output)
 
     @property
@@ -265,7 +275,7 @@ class Sandbox:
             TransactionRefused: A command runs, or another checkpoint, rollback or commit is going on.
             BackendError: The sandbox is gone, or its backend has no layers.
         """
-        self._must_be_no_branch("checkpointed")
+        self._may_be("checkpointed")
         if not files_only:
             await self.shell.put_to_sleep()
         kept = await self._lineage.checkpoint(files_only=files_only)
@@ -281,16 +291,18 @@ class Sandbox:
             TransactionRefused: It is no checkpoint of this sandbox, or a command runs, or something else is going on.
             BackendError: It failed, and the state is what it was.
         """
-        self._must_be_no_branch("rolled back")
+        self._may_be("rolled back")
         await self._lineage.rollback(to.id)
-        await self.shell.go_on_as(self._shell_states.get(to.id))
 
     async def drop(self, checkpoint: SandboxCheckpoint) -> None:
         """Let go of a checkpoint, and of the memory that only it needs.
 
+        What this sandbox itself stands on stays, also where it has been overwritten since.
+
         Raises:
             TransactionRefused: It is no checkpoint of this sandbox.
         """
+        self._may_be("asked to drop a checkpoint")
         await self._lineage.drop(checkpoint.id)
         self._shell_states.pop(checkpoint.id, None)
 
@@ -307,23 +319,55 @@ class Sandbox:
             TransactionRefused: A command runs, or something else is going on.
             BackendError: It failed.
         """
-        self._must_be_no_branch("forked")
+        self._may_be("forked")
         if not files_only:
             await self.shell.put_to_sleep()
         name = await self._lineage.fork(files_only=files_only)
         branch = Branch(self._lineage, self._env, name, origin=self)
-        await branch.shell.go_on_as(self.shell.asleep)
+        branch.shell.go_on_as(self.shell.asleep)
+        self._branches[name] = branch
         return branch
 
-    def go_on_with(self, sessions: Sessions) -> Sessions:
-        """Have these from now on, and return those before; `Branch.commit` does it."""
-        before, self._sessions = self._sessions, sessions
-        sessions.move_to(self._running)
-        return before
+    def give_up_sessions(self) -> Sessions:
+        """Return what runs in it, and have it no more."""
+        sessions, self._sessions = self._sessions, Sessions(self._running, self._env)
+        return sessions
 
-    def _must_be_no_branch(self, what: str) -> None:
+    async def _let_go_of_replaced(self) -> None:
+        while self._replaced:
+            await self._replaced.pop().aclose()  # they ended with what they ran in
+
+    def _may_be(self, what: str) -> None:
         if self._branch is not None:
             raise TransactionRefused(f"{self._branch} is a branch, and cannot be {what}", hint="commit it first")
+        self._must_move()
+
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still."""
+        return self._current().paused
+
+    async def pause(self) -> None:
+        """Have everything in it stand still, until `resume`: its memory is kept, and it uses no CPU. Idempotent.
+
+        What is just being started is waited for. `timeout_s` is your time: it passes, and kills on resuming at the
+        latest. What would need it to move raises `SandboxPaused`, not `usage` and `kill`. If cancelled, it may be paused.
+
+        Raises:
+            TransactionRefused: A checkpoint, rollback or commit is going on, or it is a branch that has ended.
+            BackendError: It does not stand still, and goes on; or it is gone, or its backend cannot.
+        """
+        async with self._lineage.running(self._branch, effect=Effect.READ) as running:
+            await running.pause()
+
+    async def resume(self) -> None:
+        """Let it go on where it was. Idempotent.
+
+        Raises:
+            BackendError: It is gone; or `TransactionRefused`: it is a branch that has ended, or is being replaced.
+        """
+        async with self._lineage.running(self._branch, effect=Effect.READ) as running:
+            await running.resume()
 
     async def usage(self) -> Usage:
         """Return what it uses now: memory, processes, and the CPU time so far."""
@@ -335,6 +379,7 @@ class Sandbox:
             await self._end()
         finally:
             await self._sessions.aclose()  # they have ended; what we hold of them is let go of
+            await self._let_go_of_replaced()
 
     async def _end(self) -> None:
         await self._lineage.aclose()
@@ -356,8 +401,7 @@ class Branch(Sandbox):
             TransactionRefused: This has ended, or a command runs in one of them, or something else is going on.
         """
         await self._lineage.commit(self._name)
-        self._sessions = self._origin.go_on_with(self._sessions)
-        await self._sessions.aclose()  # what ran in the state that was replaced
+        await self._origin._let_go_of_replaced()  # noqa: SLF001 a branch is its origin's other half
 
     async def discard(self) -> None:
         """Throw it away, with all that runs in it. Idempotent; one that was committed stays what it has become."""

@@ -29,6 +29,7 @@ from headstart.testing.contract_files import FILE_CHECKS
 from headstart.testing.contract_isolation import ISOLATION_CHECKS
 from headstart.testing.contract_layers import LAYER_CHECKS
 from headstart.testing.contract_life import LIFE_CHECKS
+from headstart.testing.contract_pause import PAUSE_CHECKS
 from headstart.testing.contract_trial import Check, ContractViolation, NotClaimed, Subject, Trial
 
 __all__ = ["CHECKS", "Check", "ContractViolation", "NotClaimed", "Subject", "Trial"]
@@ -38,5 +39,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     *FILE_CHECKS,
     *LAYER_CHECKS,
     *LIFE_CHECKS,
+    *PAUSE_CHECKS,
     *ISOLATION_CHECKS,
 )

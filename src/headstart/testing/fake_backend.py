@@ -46,7 +46,7 @@ from headstart.backends.contract import (
 )
 from headstart.backends.output import communicate
 from headstart.core.events import PrepareForm
-from headstart.errors import BackendError, NotCapturable
+from headstart.errors import BackendError, NotCapturable, SandboxPaused
 from headstart.ids import CheckpointId, SandboxId
 from headstart.testing.fake_files import FakeFiles
 from headstart.testing.fake_process import FakeProcess, ProcessContext, Program
@@ -121,7 +121,7 @@ class FakeBackend:
     ) -> None:
         self.programs = dict(programs or {})
         self.capabilities = Capabilities(
-            isolation="none (fake)", zygotes=zygotes, network=frozenset(Network), layers=True
+            isolation="none (fake)", zygotes=zygotes, network=frozenset(Network), layers=True, pausing=True
         )
         self.preload_cpu_s = preload_cpu_s
         self.grace_s = grace_s
@@ -189,7 +189,7 @@ class FakeBackend:
         return frozenset(self._sandboxes)
 
     def hold(self, operation: str, template: str = "*") -> Hold:
-        """Keep `prepare`, `start`, `attach` or `run` of a template waiting until the hold is released."""
+        """Keep `prepare`, `start`, `attach`, `run`, `pause` or `resume` of a template waiting until the hold is released."""
         return self._holds.setdefault((operation, template), Hold())
 
     def fail_prepare(self, template: str, *, times: int = 1, message: str = "prepare failed as asked") -> None:
@@ -282,8 +282,9 @@ class FakeSandbox:
         self._running: list[FakeProcess] = []
         self._attached = False
         self._gone: str | None = None
+        self._paused = False
         self._kept: dict[CheckpointId, FakeFiles] = {}
-        self.files = FakeFiles(template.private_home, check=self._check)
+        self.files = FakeFiles(template.private_home, check=self._check_moving)
         """Its own; no program sees them, and they go with it."""
 
     @property
@@ -291,7 +292,7 @@ class FakeSandbox:
         return sum(process.running for process in self._running)
 
     async def run(self, command: Command, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
-        self._check()
+        self._check_moving()
         await self._backend.pass_hold("run", self._template.name)
         async with self.start(command) as process:
             with anyio.fail_after(timeout_s):
@@ -304,7 +305,7 @@ class FakeSandbox:
 
     @asynccontextmanager
     async def _start(self, command: Command) -> AsyncGenerator[ByteStreams]:
-        self._check()
+        self._check_moving()
         process = self._spawn(command)
         try:
             yield process
@@ -320,7 +321,7 @@ class FakeSandbox:
 
     @asynccontextmanager
     async def _attach(self) -> AsyncGenerator[FakeProcess]:
-        self._check()
+        self._check_moving()
         if self._attached:
             raise BackendError(f"{self.id}: the entry command was already started once")
         self._attached = True
@@ -330,22 +331,44 @@ class FakeSandbox:
             stack.push_async_callback(self._end, process)
             yield process
 
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    async def pause(self) -> None:
+        await self._backend.pass_hold("pause", self._template.name)
+        self._stand_still(still=True)
+
+    async def resume(self) -> None:
+        await self._backend.pass_hold("resume", self._template.name)
+        self._stand_still(still=False)
+
+    def _stand_still(self, *, still: bool) -> None:
+        self._check()
+        self._paused = still
+        for process in self._running:
+            process.stand_still(still=still)
+
     async def raise_priority(self) -> None:
         self._check()
         self._backend.raised.append(self.id)
 
     async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
         await self._backend.pass_hold("checkpoint", self._template.name)
-        self._check()
+        self._check_moving()
         if self.processes and not files_only:
             raise NotCapturable(f"{self.id} runs {self.processes} processes", held=["a fake (1)"])
-        checkpoint = Checkpoint(id=CheckpointId(f"{self.id}.{len(self._kept) + 1}"), capture=Capture.COPIED)
+        checkpoint = Checkpoint(
+            id=CheckpointId(f"{self.id}.{len(self._kept) + 1}"),
+            capture=Capture.COPIED,
+            left_out=("a fake (1)",) * self.processes,
+        )
         self._kept[checkpoint.id] = FakeFiles(self._template.private_home)
         self.files.copy_to(self._kept[checkpoint.id])
         return checkpoint
 
     async def fork(self, at: Checkpoint, identity: Identity) -> FakeSandbox:
-        self._check()
+        self._check_moving()
         if at.id not in self._kept:
             raise BackendError(f"{at.id} is no checkpoint of {self.id}")
         cold = FakePrepared(template=self._template, form=PrepareForm.COLD, preload_cpu_s=0.0, held=_NOTHING)
@@ -391,6 +414,11 @@ class FakeSandbox:
     def _check(self) -> None:
         if self._gone is not None:
             raise BackendError(f"sandbox {self.id} is gone: {self._gone}")
+
+    def _check_moving(self) -> None:
+        self._check()
+        if self._paused:
+            raise SandboxPaused(f"sandbox {self.id} is paused", hint="resume it first")
 
     async def _end(self, process: FakeProcess) -> None:
         with anyio.CancelScope(shield=True):

@@ -22,6 +22,7 @@ class FakePipe:
         self._buffer = bytearray()
         self._capacity_bytes = capacity_bytes
         self._changed = anyio.Event()
+        self._reader_stands = self._writer_stands = False
         self.write_closed = False
         self.read_closed = False
         self.writer: ByteSendStream = _Writer(self)
@@ -42,10 +43,22 @@ class FakePipe:
         self.read_closed = True
         self._wake()
 
+    def hold_reader(self, *, still: bool) -> None:
+        """Have who reads stand still, or go on."""
+        self._reader_stands = still
+        self._wake()
+
+    def hold_writer(self, *, still: bool) -> None:
+        """Have who writes stand still, or go on."""
+        self._writer_stands = still
+        self._wake()
+
     async def write(self, data: bytes) -> None:
         """Put all of `data` in, waiting for room. Cancelled: some of it may be in."""
         view = memoryview(data)
         while True:
+            while self._writer_stands and not self.write_closed:
+                await self._changed.wait()
             if self.write_closed:
                 raise anyio.ClosedResourceError
             if self.read_closed:
@@ -62,10 +75,10 @@ class FakePipe:
     async def read(self, max_bytes: int) -> bytes:
         """Take up to `max_bytes`, waiting for the first. Cancelled: nothing is lost."""
         await anyio.lowlevel.checkpoint()
-        while not self._buffer:
+        while not self._buffer or (self._reader_stands and not self.read_closed):
             if self.read_closed:
                 raise anyio.ClosedResourceError
-            if self.write_closed:
+            if self.write_closed and not self._reader_stands:
                 raise anyio.EndOfStream
             await self._changed.wait()
         taken = bytes(self._buffer[:max_bytes])

@@ -111,6 +111,12 @@ class FakeProcess:
         self._end(ExitStatus(signal=signal_number, out_of_memory=out_of_memory))
         self._scope.cancel()
 
+    def stand_still(self, *, still: bool) -> None:
+        """Have it say and take nothing until it may go on; what it does beside that goes on."""
+        self._stdin.hold_reader(still=still)
+        self._stdout.hold_writer(still=still)
+        self._stderr.hold_writer(still=still)
+
     async def wait(self) -> ExitStatus:
         """Return when it has ended. Cancelling leaves it running."""
         await self._exited.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,6 +27,8 @@ from headstart.backends.contract import (
 )
 from headstart.backends.local import LocalBackend
 from headstart.backends.local.family import MOST_LAYERS
+from headstart.backends.spawner.guest import processes
+from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.errors import BackendError, NotCapturable
 from headstart.ids import SandboxId
 
@@ -197,6 +200,142 @@ async def test_a_full_disk_fails_a_copy_and_leaves_the_sandbox_as_it_was(tmp_pat
         assert kept.capture is Capture.SEALED
 
 
+async def test_a_helper_that_is_killed_over_a_copy_leaves_nothing_standing_still(tmp_path: Path) -> None:
+    async with backend_in(tmp_path) as backend:
+        prepared = await backend.prepare(template())
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("one")))
+        await output(sandbox, "head -c 400000000 /dev/zero > big")
+        ticking = "f = open('big', 'a')\nimport time\nwhile True: print('tick', flush=True); time.sleep(0.01)"
+        async with sandbox.start(python(ticking)) as ticks:
+            await line(ticks)
+            keeping = asyncio.create_task(sandbox.checkpoint(files_only=True))
+            with anyio.fail_after(20):
+                while not (helpers := busy_helpers(spawner_of(backend), beside=sandbox)):  # noqa: ASYNC110
+                    await anyio.sleep(0.002)
+            [helper] = helpers
+            os.kill(helper, signal.SIGKILL)
+            with pytest.raises(BackendError, match="ended early"):
+                await keeping
+            with anyio.fail_after(20):
+                for _ in range(50):
+                    await ticks.stdout.receive()
+        await output(sandbox, "rm big; echo 1 > n")
+        kept = await sandbox.checkpoint()
+        assert kept.capture is Capture.SEALED
+        await sandbox.aclose()
+        await prepared.aclose()
+
+
+MOVED = {
+    "a link in its place": "mv {way} {way}.moved; ln -s /home/sandbox {way}",
+    "a link to where the layers are": "mv {way} {way}.moved; ln -s /.headstart/closed/scratch/0/w/upper/0 {way}",
+    "a file in its place": "mv {way} {way}.moved; echo > {way}",
+    "nothing in its place": "mv {way} {way}.moved",
+}
+
+
+@pytest.mark.parametrize("moved", MOVED)
+async def test_no_link_leads_a_mount_to_another_place(moved: str, tmp_path: Path) -> None:
+    """What leads to a mount is the sandbox's own; a checkpoint that followed links there would write anywhere."""
+    folder = tmp_path / "shown"
+    folder.mkdir(mode=0o755)
+    for each in (tmp_path, folder):
+        each.chmod(0o755)
+    way = "/home/sandbox/way"
+    async with sandbox_in(tmp_path, template(Mount(source=folder, target=Path(way, "shown")))) as sandbox:
+        await output(sandbox, MOVED[moved].format(way=way))
+        with pytest.raises(BackendError, match="put it back"):
+            await sandbox.checkpoint()
+        assert await output(sandbox, f"rm -f {way}; mv {way}.moved {way}; ls; ls {way}") == "way\nshown"
+        kept = await sandbox.checkpoint()
+        assert kept.capture is Capture.SEALED
+        async with forked(sandbox, kept) as fork:
+            assert await output(fork, "ls; ls way") == "way\nshown"
+
+
+NAMES = ["\\xff\\xfe", "a b", "x\\x1b[31m", "(1) R 1", "new\\nline"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_names_from_inside_are_told_and_break_nothing(name: str, tmp_path: Path) -> None:
+    script = (
+        "import ctypes, mmap, os, sys\n"
+        f"ctypes.CDLL(None).prctl(15, b'{name}')\n"
+        f"p = b'/home/sandbox/m{name}'\n"
+        "f = open(p, 'w+b'); f.write(b'x' * 4096); f.flush(); m = mmap.mmap(f.fileno(), 0); os.chdir('/')\n"
+        "print('ready', flush=True); input()"
+    )
+    async with sandbox_in(tmp_path) as sandbox, sandbox.start(python(script)) as held:
+        assert await line(held) == "ready\n"
+        with pytest.raises(NotCapturable) as refusal:
+            await sandbox.checkpoint()
+        assert str(refusal.value).isprintable()
+        kept = await sandbox.checkpoint(files_only=True)
+        assert kept.capture is Capture.COPIED
+        assert kept.left_out
+
+
+async def test_a_thread_that_its_first_one_has_left_behind_is_seen(tmp_path: Path) -> None:
+    script = (
+        "import ctypes, os, threading, time\n"
+        "def go():\n time.sleep(0.05)\n print('ready', flush=True)\n time.sleep(1000)\n"
+        "threading.Thread(target=go).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    async with sandbox_in(tmp_path) as sandbox, sandbox.start(python(script)) as held:
+        assert await line(held) == "ready\n"
+        with pytest.raises(NotCapturable, match="python"):
+            await sandbox.checkpoint()
+
+
+async def test_deep_folders_are_deleted_and_a_copy_of_them_is_refused(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        kept = await sandbox.checkpoint()
+        deep = "for _ in $(seq 1500); do mkdir d; cd d; done; echo x > f"
+        async with forked(sandbox, kept) as fork:
+            await output(fork, f"{deep}; head -c 5000000 /dev/zero > ~/big")
+        with anyio.fail_after(10):
+            while int(await output(sandbox, "df --output=used -B1 /tmp | tail -1")) > 1_000_000:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        await output(sandbox, deep)
+        async with sandbox.start(python("f = open('log', 'a'); print('ready', flush=True); input()")) as held:
+            await line(held)
+            with pytest.raises(BackendError, match="too deeply"):
+                await sandbox.checkpoint(files_only=True)
+        assert (await sandbox.checkpoint()).capture is Capture.SEALED
+
+
+async def test_the_top_of_an_overlay_keeps_what_it_has(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir(mode=0o755)
+    for each in (tmp_path, project):
+        each.chmod(0o755)
+    os.utime(project, (1_000_000_000, 1_000_000_000))
+    mount = Mount(source=project, target=Path("/home/sandbox/project"), mode=MountMode.OVERLAY)
+    async with sandbox_in(tmp_path, template(mount)) as sandbox:
+        await sandbox.checkpoint()
+        assert await output(sandbox, "stat -c %Y project") == "1000000000"
+        await output(sandbox, "chmod 701 project")
+        kept = await sandbox.checkpoint()
+        assert kept.capture is Capture.SEALED
+        async with forked(sandbox, kept) as fork:
+            assert await output(fork, "stat -c '%a %Y' project") == "701 1000000000"
+
+
+async def test_layers_of_forks_that_end_together_are_all_deleted(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        kept = await sandbox.checkpoint()
+        forks = [await sandbox.fork(kept, Identity(sandbox=SandboxId(f"fork{number}"))) for number in range(4)]
+        for fork in forks:
+            await output(fork, "head -c 5000000 /dev/zero > big")
+        async with anyio.create_task_group() as tasks:
+            for fork in forks:
+                tasks.start_soon(fork.aclose)
+        with anyio.fail_after(10):
+            while int(await output(sandbox, "df --output=used -B1 /tmp | tail -1")) > 1_000_000:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
+
 async def test_what_nobody_needs_any_more_is_deleted(tmp_path: Path) -> None:
     small = replace(template(), limits=Limits(scratch_bytes=20_000_000))
     async with sandbox_in(tmp_path, small) as sandbox:
@@ -286,9 +425,27 @@ async def test_nothing_is_left_of_checkpoints_and_forks(tmp_path: Path) -> None:
         assert mounts_below(backend) == 0
 
 
+def spawner_of(backend: LocalBackend) -> int:
+    return backend._client.pid  # pyright: ignore[reportPrivateUsage]
+
+
+def busy_helpers(spawner: int, beside: RunningSandbox) -> list[int]:
+    """Children of the spawner that have copied a lot already."""
+    assert isinstance(beside, SpawnedSandbox)
+    found: list[int] = []
+    for pid in set(processes.children(spawner)) - {beside.pid}:
+        try:
+            counted = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        except OSError:
+            continue  # it has ended
+        if int(counted["wchar"]) > 20_000_000:
+            found.append(pid)
+    return found
+
+
 def mounts_below(backend: LocalBackend) -> int:
     """Count mounts of ours in the spawner's own namespace."""
-    spawner = backend._client.pid  # pyright: ignore[reportPrivateUsage]
+    spawner = spawner_of(backend)
     lines = Path(f"/proc/{spawner}/mountinfo").read_text().splitlines()
     own = Path(f"/proc/{os.getpid()}/mountinfo").read_text().splitlines()
     return max(0, len(lines) - len(own)) if os.geteuid() == 0 else 0

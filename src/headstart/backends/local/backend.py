@@ -88,6 +88,7 @@ class LocalBackend:
             zygotes=True,
             private_folders=True,
             layers=True,
+            pausing=True,
             network=frozenset({Network.NONE, Network.HOST}),
             limits={"memory", "pids", "cpu"} <= self._groups.controllers,
             weaker=tuple(self._weaknesses()),

@@ -61,6 +61,10 @@ class Groups:
                 name, full, most = ("cpu.shares", _FULL_SHARES, _MOST_SHARES)
             Path(folder, name).write_text(str(min(most, full * 2 * cores)))
 
+    def folders(self, group: str) -> list[str]:
+        """Return the folders of a sandbox's group, in each hierarchy."""
+        return [str(Path(folder, group)) for _, folder in self._at]
+
     def make(self, group: str, limits: Limits, *, background: bool) -> None:
         """Make a group with these limits.
 

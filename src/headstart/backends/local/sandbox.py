@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import anyio
 import anyio.to_thread
 
 from headstart.backends.contract import Capture, Checkpoint, Command, Identity, RunningSandbox, Template, Usage
@@ -23,7 +22,6 @@ from headstart.ids import CheckpointId
 __all__ = ["LayeredFiles", "LocalSandbox", "entry_command"]
 
 _MOST_COPIED_BYTES = 512 << 20
-_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +89,7 @@ class LocalSandbox(SpawnedSandbox):
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
         """See `RunningSandbox.fork`."""
+        self._gate.check()
         return await self._fork(self, self._layers_of(at), identity)
 
     async def forget(self, checkpoint: Checkpoint) -> None:
@@ -113,14 +112,9 @@ class LocalSandbox(SpawnedSandbox):
     async def _checkpoint(self, *, files_only: bool) -> Checkpoint:
         files = self._layered
         if len(files.layers) >= MOST_LAYERS:
-            raise NotCapturable(f"{self.id} stands on {MOST_LAYERS} layers already", hint="begin again from a fork")
+            raise NotCapturable(f"{self.id} stands on {MOST_LAYERS} layers already", hint="go on in a new sandbox")
         new = files.family.new_layer()
-        told = await self._errand(
-            "seal",
-            plan={"layers": [*files.layers, new]},
-            despite_processes=files_only,
-            most_bytes=_MOST_COPIED_BYTES,
-        )
+        told = await self._seal({"layers": [*files.layers, new]}, despite_processes=files_only)
         match told:
             case {"outcome": "sealed"}:
                 sealed = files.layers
@@ -145,9 +139,22 @@ class LocalSandbox(SpawnedSandbox):
                 )
             case _:
                 raise BackendError(f"{self.id}: a checkpoint came to nothing")
-        checkpoint = Checkpoint(id=CheckpointId(f"{self.id}.{new}"), capture=Capture(told["outcome"]))
+        checkpoint = Checkpoint(
+            id=CheckpointId(f"{self.id}.{new}"), capture=Capture(told["outcome"]), left_out=tuple(told["processes"])
+        )
         files.family.keep(checkpoint.id, sealed)
         return checkpoint
+
+    async def _seal(self, plan: Mapping[str, Any], *, despite_processes: bool) -> Mapping[str, Any]:
+        try:
+            return await self._errand(
+                "seal", plan=plan, despite_processes=despite_processes, most_bytes=_MOST_COPIED_BYTES
+            )
+        except BackendError:
+            mended = await self._errand("mend", plan=plan)  # its helper may have been killed over it
+            if mended["outcome"] != "sealed":
+                raise
+            return mended
 
     def drop(self, layers: Sequence[str]) -> None:
         """Have layers deleted that nobody uses, in a while."""
@@ -164,36 +171,16 @@ class LocalSandbox(SpawnedSandbox):
     async def _errand(self, do: str, **details: Any) -> Mapping[str, Any]:
         return await self._client.errand(self.id, self._layered.tree.key, do, **details)
 
-    async def _on_its_own(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Do something alone, and to its end whoever stops waiting: what is done to the layers must be noted."""
-        done = anyio.Event()
-        result: list[_T] = []
-        failure: list[Exception] = []
-
-        async def run() -> None:
-            try:
-                async with self._gate.alone():
-                    result.append(await work())
-            except Exception as error:  # noqa: BLE001 told to who waits
-                failure.append(error)
-            finally:
-                done.set()
-
-        self._channel.start_soon(run)
-        await done.wait()
-        if failure:
-            raise failure[0]
-        if not result:
-            raise BackendError(f"{self.id} is gone")
-        return result[0]
+    def _group_folders(self) -> list[str]:
+        return self._groups.folders(self._group)
 
     def _count_kills(self) -> int:
         return self._groups.kills_for_memory(self._group)
 
     async def _remove(self) -> None:
-        await self._client.close(self.id, self._channel)
         files = self._layered
-        files.family.members.remove(self.drop)
+        files.family.members.remove(self.drop)  # who closes deletes nothing any more
+        await self._client.close(self.id, self._channel)
         files.family.have_dropped(files.family.let_go(files.layers))
         await files.tree.let_go()
 

@@ -88,6 +88,7 @@ class ProcessBackend:
         return Capabilities(
             isolation="none",
             zygotes=True,
+            pausing=True,
             network=frozenset({Network.HOST}),
             limits=False,
             weaker=(

@@ -56,7 +56,7 @@ _GoOn = Callable[[], bool]
 
 
 class SpawnedFiles:
-    """Implements `Files` over a `Channel`; relative paths begin at `home`. What changes something passes the `gate`."""
+    """Implements `Files` over a `Channel`; relative paths begin at `home`. What the init is asked for passes the `gate`."""
 
     def __init__(self, channel: Channel, *, home: str, gate: Gate) -> None:
         self._channel = channel
@@ -156,7 +156,8 @@ class SpawnedFiles:
 
     @asynccontextmanager
     async def _opened(self, operation: str, path: str) -> AsyncGenerator[tuple[_Opened, dict[str, Any]]]:
-        answer = await self._ask(operation, path)
+        async with self._gate.passing():
+            answer = await self._ask(operation, path)
         with _closing(answer, path) as opened:
             yield opened, answer[0]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import posixpath
 import signal
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import anyio
+import anyio.to_thread
 
 from headstart.backends.contract import (
     ByteStreams,
@@ -25,8 +27,9 @@ from headstart.backends.output import communicate
 from headstart.backends.spawner.channel import Channel, Execution
 from headstart.backends.spawner.files import SpawnedFiles
 from headstart.backends.spawner.gate import Gate
+from headstart.backends.spawner.guest.freezing import Still, freeze
 from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
-from headstart.errors import BackendError
+from headstart.errors import BackendError, SandboxPaused
 from headstart.ids import SandboxId
 
 __all__ = ["CommandStreams", "SpawnedSandbox"]
@@ -34,6 +37,11 @@ __all__ = ["CommandStreams", "SpawnedSandbox"]
 _ALWAYS_SET = ("PATH", "HOME", "TMPDIR")
 _POLITE_S = 1.0
 """How long an attached command may take to end: after stdin closes, and after SIGTERM."""
+
+_BEGUN_S = 10.0
+"""How long pausing waits for what has been begun: a file that is being written, a command that is being started."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +80,7 @@ class SpawnedSandbox:
         self._files = SpawnedFiles(channel, home=entry.env.get("HOME", "/"), gate=self._gate)
         self._polite = polite
         self._attached = False
+        self._still: Still | None = None
         self._closed = False
         self._closing = anyio.Lock()
 
@@ -123,6 +132,7 @@ class SpawnedSandbox:
 
     @asynccontextmanager
     async def _attach(self, descriptors: Sequence[int]) -> AsyncGenerator[ByteStreams]:
+        self._gate.check()
         if self._attached:
             raise BackendError(f"{self._id}: the entry command has been started already")
         self._attached = True
@@ -161,6 +171,67 @@ class SpawnedSandbox:
                 return await self._channel.execute(command, [*pipes.theirs, *more], own_tree=own_tree)
         finally:
             pipes.hand_over()
+
+    @property
+    def paused(self) -> bool:
+        """See `RunningSandbox.paused`."""
+        return self._still is not None and not self._channel.lost.is_set()
+
+    async def pause(self) -> None:
+        """See `RunningSandbox.pause`."""
+        await self._on_its_own(self._pause, even_paused=True)
+
+    async def resume(self) -> None:
+        """See `RunningSandbox.resume`."""
+        await self._on_its_own(self._resume, even_paused=True)
+
+    async def _pause(self) -> None:
+        if self._still is None:
+            try:
+                self._still = await anyio.to_thread.run_sync(freeze, self.pid, self._group_folders())
+            except OSError as error:
+                raise BackendError(f"{self.id} was not paused, and goes on: {error.strerror}") from error
+            self._gate.close(self._is_paused)
+
+    async def _resume(self) -> None:
+        if self._still is not None:
+            await anyio.to_thread.run_sync(self._still.thaw)
+            self._still = None
+            self._gate.open()
+
+    def _is_paused(self) -> BackendError:
+        if self._channel.lost.is_set():
+            return BackendError(f"{self.id} is gone")
+        return SandboxPaused(f"{self.id} is paused, and nothing can be done in it", hint="resume it first")
+
+    def _group_folders(self) -> list[str]:
+        """Return the folders of the control groups that it has for itself, with its init in them."""
+        return []
+
+    async def _on_its_own(self, work: Callable[[], Awaitable[_T]], *, even_paused: bool = False) -> _T:
+        """Do something alone, and to its end whoever stops waiting: what it has changed must be noted."""
+        done = anyio.Event()
+        result: list[_T] = []
+        failure: list[Exception] = []
+
+        async def run() -> None:
+            try:
+                async with self._gate.alone(even_closed=even_paused, within_s=_BEGUN_S if even_paused else None):
+                    result.append(await work())
+            except TimeoutError:
+                failure.append(BackendError(f"{self.id}: what was begun in it has not come to its end"))
+            except Exception as error:  # noqa: BLE001 told to who waits
+                failure.append(error)
+            finally:
+                done.set()
+
+        self._channel.start_soon(run)
+        await done.wait()
+        if failure:
+            raise failure[0]
+        if not result:
+            raise BackendError(f"{self.id} is gone")
+        return result[0]
 
     async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:  # noqa: ARG002
         """See `RunningSandbox.checkpoint`."""

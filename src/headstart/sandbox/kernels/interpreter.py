@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
 from headstart.backends.contract import ByteStreams, Command, ExitStatus, RunningSandbox
@@ -71,6 +72,7 @@ class _Progress:
 
     number: int
     request: bytes
+    touched: bool = False
     sent: bool = False
     begun: bool = False
     answered: bool = False
@@ -263,6 +265,8 @@ class Interpreter:
                 progress.give_up()
 
     async def _send(self, progress: _Progress) -> None:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        progress.touched = True
         with suppress(BrokenResourceError, ClosedResourceError):  # it ends, which others see
             await self._talk.stdin.send(progress.request)
         progress.sent = True
@@ -293,7 +297,7 @@ class Interpreter:
             if progress.sent and not progress.answered:
                 with anyio.move_on_after(self._grace_s), suppress(BackendError):
                     await self._abandon(progress)
-            if progress.record is None:
+            if progress.record is None and progress.touched:
                 await self._end()
                 return
             if progress.timed_out:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -59,7 +59,17 @@ class Keeper:
         self._current: Interpreter | None = None
         self._number = 0
         self._was_lost = False
+        self._begins_anew = False
         self._is_closed = False
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncGenerator[None]:
+        """Wait for those before; who takes turns holds this, for one turn or for several that belong together.
+
+        They are taken in one sandbox: none takes its place meanwhile.
+        """
+        async with self._turns, self._changing():
+            yield
 
     async def turn(
         self,
@@ -70,7 +80,7 @@ class Keeper:
         sinks: tuple[Sink, Sink],
         afresh: bool = False,
     ) -> Outcome[_Answer]:
-        """Take a turn, when those before have ended; see `Interpreter.turn`.
+        """Take a turn, `alone`; see `Interpreter.turn`.
 
         Args:
             request: Makes the request, given its number.
@@ -82,7 +92,7 @@ class Keeper:
         Raises:
             BackendError: The sandbox is gone, the interpreter cannot be started, or this was closed.
         """
-        async with self._turns, self._changing() as running:
+        async with self._changing() as running:
             interpreter = await self._ready(running, afresh=afresh)
             self._number += 1
             turn = await interpreter.turn(self._number, request(self._number), timeout_s=timeout_s, sinks=sinks)
@@ -105,12 +115,18 @@ class Keeper:
         self._changing = changing
 
     async def let_go(self) -> None:
-        """End the interpreter, if one stands; the next turn has a new one, and nothing was lost."""
-        async with self._turns:
-            await self._drop()
-            self._was_lost = False
+        """End the interpreter, `alone`, if one stands; the next turn has a new one, and nothing was lost."""
+        await self._drop()
+        self._was_lost = False
+
+    def begin_anew(self) -> None:
+        """Have the next turn taken in a new interpreter; that this one ends, or has ended, is meant."""
+        self._begins_anew = True
 
     async def _ready(self, running: RunningSandbox, *, afresh: bool) -> Interpreter:
+        if self._begins_anew:
+            await self.let_go()
+            self._begins_anew = False
         if self._current is not None and (afresh or running is not self._home or not self._current.is_usable):
             await self._drop()
         if afresh:

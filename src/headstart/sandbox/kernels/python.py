@@ -60,12 +60,13 @@ class Kernel:
         if not isinstance(code, str):  # pyright: ignore[reportUnnecessaryIsInstance] users write it
             raise ConfigError(f"{type(code).__name__} is no text", where="code", hint="give Python code as text")
         taken = Taken(on_output)
-        done = await self._keeper.turn(
-            lambda number: json.dumps({"number": number, "code": code}).encode() + b"\0",
-            _answer_in,
-            timeout_s=timeout_s,
-            sinks=taken.sinks,
-        )
+        async with self._keeper.alone():
+            done = await self._keeper.turn(
+                lambda number: json.dumps({"number": number, "code": code}).encode() + b"\0",
+                _answer_in,
+                timeout_s=timeout_s,
+                sinks=taken.sinks,
+            )
         answer = done.answer
         lost = CellError(type=_LOST, message=f"the Python kernel is gone, and all variables with it: {done.trouble}")
         return CellResult(

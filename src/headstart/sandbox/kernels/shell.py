@@ -79,8 +79,10 @@ class Shell:
             ConfigError: The command is no text.
             BackendError: The sandbox is gone, there is no bash, or the shell was closed.
         """
-        await self._wake()
-        return await self._run(command, timeout_s=timeout_s, on_output=on_output)
+        _quoted(command)
+        async with self._keeper.alone():
+            await self._wake()
+            return await self._run(command, timeout_s=timeout_s, on_output=on_output)
 
     async def _run(
         self, command: str, *, timeout_s: float | None, on_output: OnOutput | None = None, afresh: bool = False
@@ -115,6 +117,10 @@ class Shell:
         Raises:
             BackendError: The sandbox or the session is gone.
         """
+        async with self._keeper.alone():
+            return await self._capture()
+
+    async def _capture(self) -> str:
         if self._asleep is not None:
             return self._asleep
         taken = Taken(None)
@@ -134,7 +140,11 @@ class Shell:
         """
         if not state.startswith(_HEADER):
             raise ConfigError("this is no state of a bash session", where="state", hint="give what capture() returned")
-        self._asleep = None
+        async with self._keeper.alone():
+            self._asleep = None
+            await self._restore(state)
+
+    async def _restore(self, state: str) -> None:
         done = await self._run(state, timeout_s=_CAPTURE_S, afresh=True)
         if done.lost:
             raise BackendError(f"a bash session cannot be restored: {done.lost}")
@@ -148,23 +158,31 @@ class Shell:
 
     async def put_to_sleep(self) -> None:
         """End the bash and keep the session's state for the next command; not if it has jobs, which would end."""
-        if self._asleep is not None or not self._keeper.has_one:
+        if not self._keeper.has_one:
             return
-        jobs = await self._run("jobs -p", timeout_s=_CAPTURE_S)
-        if jobs.ok and not jobs.stdout:
-            state = await self.capture()
-            await self._keeper.let_go()
-            self._asleep = state
+        async with self._keeper.alone():
+            if not self._keeper.has_one:
+                return
+            jobs = await self._run("jobs -p", timeout_s=_CAPTURE_S)
+            if jobs.ok and not jobs.stdout:
+                state = await self._capture()
+                self._asleep = state
+                await self._keeper.let_go()
 
-    async def go_on_as(self, state: str | None) -> None:
+    def go_on_as(self, state: str | None) -> None:
         """Let the next command find this state (None: that of a new session), whatever there was."""
-        await self._keeper.let_go()
+        self._keeper.begin_anew()
         self._asleep = state
 
     async def _wake(self) -> None:
-        if self._asleep is not None:
-            state, self._asleep = self._asleep, None
-            await self.restore(state)
+        if self._asleep is None:
+            return
+        try:
+            await self._restore(self._asleep)
+        except BackendError:
+            self._asleep = None
+            raise
+        self._asleep = None
 
     def move_to(self, changing: Changing) -> None:
         """Run commands where this says from now on."""

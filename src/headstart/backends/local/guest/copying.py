@@ -1,4 +1,4 @@
-"""Copying a layer: everything in it, as it is, also what only overlayfs understands."""
+"""Copying a layer: everything in it, as it is, also what only overlayfs understands. And deleting one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-__all__ = ["copy_tree"]
+__all__ = ["copy_tree", "delete_tree"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -88,10 +88,34 @@ def copy_tree(source: str, target: str, *, skip: str, most_bytes: int) -> int:
         Bytes of content that were copied.
 
     Raises:
-        OSError: `EFBIG` if that would be more than `most_bytes`.
+        OSError: `EFBIG` if that would be more than `most_bytes`; `ENAMETOOLONG` if it is too deep.
     """
     copy = _Copy(most_bytes)
     os.mkdir(target)
-    for part in os.listdir(source):
-        copy.copy(f"{source}/{part}", f"{target}/{part}", skip)
+    try:
+        for part in os.listdir(source):
+            copy.copy(f"{source}/{part}", f"{target}/{part}", skip)
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, "folders are nested too deeply to be copied") from None
     return copy.copied
+
+
+def delete_tree(folder: str) -> None:
+    """Delete a folder and all that is in it, however deep that is, as far as that is possible."""
+    waiting, number = [folder], 0
+    while waiting:
+        here = waiting.pop()
+        try:
+            entries = list(os.scandir(here))
+        except OSError:
+            continue  # it is not there
+        inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+        for path in inner:  # up here, so that no path gets long
+            number += 1
+            shallow = f"{folder}.{os.getpid()}.{number}"
+            os.rename(path, shallow)
+            waiting.append(shallow)
+        os.rmdir(here)

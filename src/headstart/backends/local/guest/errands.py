@@ -112,6 +112,8 @@ def _help(sock: socket.socket, spawner: int) -> NoReturn:
             outcome = errand.do(order["message"])
         except OSError as error:
             outcome = {"error": str(error.strerror or error), "errno": error.errno}
+        except Exception as error:  # noqa: BLE001 a bug of ours, or something that we have not thought of: tell it
+            outcome = {"error": f"{type(error).__name__}: {error}"}
         os.write(told, json.dumps(outcome).encode() + b"\n")
         os.close(told)
         _tidy_up(errand)

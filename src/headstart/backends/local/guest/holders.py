@@ -1,19 +1,25 @@
-"""Who in a sandbox holds something of its file tree that a sealed layer must not leave in their hands."""
+"""Who in a sandbox holds something of its file tree that a swap of the tree would leave in their hands.
+
+Names are bytes that anybody in there may choose: they are read as such, and told so that they
+can be printed.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+from collections.abc import Iterator
 
-__all__ = ["holders"]
+__all__ = ["holders", "name_of", "printable"]
 
 
 def holders(pids: list[int], targets: set[str]) -> list[str]:
     """List who holds what, for people: `python3 (41): /home/sandbox/log`.
 
-    That is: files open for writing, folders open, shared writable mappings, and working folders.
-    Who reads a file goes on reading what it was.
+    That is: files open for writing, folders, FIFOs and locked files open, shared writable mappings,
+    sockets that are bound in the tree, and working folders other than `/`. Who reads a file goes
+    on reading what it was.
 
     Args:
         pids: Processes that stand still.
@@ -23,76 +29,94 @@ def holders(pids: list[int], targets: set[str]) -> list[str]:
     for pid in pids:
         try:
             mounts = _mounts_at(pid, targets)
-            held = [*_open_things(pid, mounts), *_mappings(pid, targets), *_folder(pid, mounts)]
-        except FileNotFoundError:
+            held = [*_mappings(pid, targets), *_bound_sockets(pid, targets)]
+            for task in os.listdir(f"/proc/{pid}/task"):  # threads may have files and folders of their own
+                held += [*_open_things(f"/proc/{pid}/task/{task}", mounts), *_folder(f"/proc/{pid}/task/{task}")]
+        except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
-        except ProcessLookupError:
-            continue
-        found.extend(f"{_name(pid)} ({pid}): {path}" for path in dict.fromkeys(held))
+        found.extend(f"{name_of(pid)}: {printable(path)}" for path in dict.fromkeys(held))
     return found
+
+
+def name_of(pid: int) -> str:
+    """Return `name (pid)`, for people."""
+    try:
+        [name] = _lines(f"/proc/{pid}/comm")
+    except (OSError, ValueError):
+        return str(pid)
+    return f"{printable(name)} ({pid})"
+
+
+def printable(text: str) -> str:
+    """Return it with everything replaced that is no letter or sign."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def _lines(path: str) -> Iterator[str]:
+    with open(path, "rb") as file:
+        content = file.read()
+    return iter(os.fsdecode(content).rstrip("\n").split("\n"))
 
 
 def _mounts_at(pid: int, targets: set[str]) -> set[int]:
     found: set[int] = set()
-    with open(f"/proc/{pid}/mountinfo") as lines:
-        for line in lines:
-            number, _, _, _, point, *_ = line.split(" ")
-            if _unescaped(point) in targets:
-                found.add(int(number))
+    for line in _lines(f"/proc/{pid}/mountinfo"):
+        number, _, _, _, point, *_ = line.split(" ")
+        if _unescaped(point) in targets:
+            found.add(int(number))
     return found
 
 
-def _open_things(pid: int, mounts: set[int]) -> list[str]:
+def _open_things(task: str, mounts: set[int]) -> list[str]:
     held: list[str] = []
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        link = f"/proc/{pid}/fd/{number}"
-        facts = _facts_of(f"/proc/{pid}/fdinfo/{number}")
+    for number in os.listdir(f"{task}/fd"):
+        link = f"{task}/fd/{number}"
+        facts = _facts_of(f"{task}/fdinfo/{number}")
         if facts.get("mnt_id", -1) not in mounts:
             continue
+        mode = os.stat(link).st_mode
         is_writable = facts.get("flags", 0) & os.O_ACCMODE != os.O_RDONLY
-        if is_writable or stat.S_ISDIR(os.stat(link).st_mode):
+        if is_writable or facts.get("lock") or stat.S_ISDIR(mode) or stat.S_ISFIFO(mode):
             held.append(os.readlink(link))
     return held
 
 
 def _facts_of(fdinfo: str) -> dict[str, int]:
     facts: dict[str, int] = {}
-    with open(fdinfo) as lines:
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name == "flags":
-                facts[name] = int(value, 8)
-            elif name == "mnt_id":
-                facts[name] = int(value)
+    for line in _lines(fdinfo):
+        name, _, value = line.partition(":")
+        if name == "flags":
+            facts[name] = int(value, 8)
+        elif name == "mnt_id":
+            facts[name] = int(value)
+        elif name == "lock":
+            facts[name] = 1
     return facts
 
 
 def _mappings(pid: int, targets: set[str]) -> list[str]:
     held: list[str] = []
-    with open(f"/proc/{pid}/maps") as lines:
-        for line in lines:
-            fields = line.split(maxsplit=5)
-            is_shared_for_writing = fields[1][1] == "w" and fields[1][3] == "s"
-            if is_shared_for_writing and len(fields) > 5:
-                path = fields[5].rstrip("\n")
-                if any(path.startswith(target.rstrip("/") + "/") for target in targets):
-                    held.append(path)
+    for line in _lines(f"/proc/{pid}/maps"):
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[1][1] == "w" and fields[1][3] == "s" and _is_in(fields[5], targets):
+            held.append(fields[5])
     return held
 
 
-def _folder(pid: int, mounts: set[int]) -> list[str]:
-    link = f"/proc/{pid}/cwd"
-    descriptor = os.open(link, os.O_PATH | os.O_CLOEXEC)
-    try:
-        is_held = _facts_of(f"/proc/self/fdinfo/{descriptor}").get("mnt_id", -1) in mounts
-    finally:
-        os.close(descriptor)
-    return [os.readlink(link)] if is_held else []
+def _bound_sockets(pid: int, targets: set[str]) -> list[str]:
+    """Sockets of its network namespace; a client finds them by their place in the tree."""
+    fields = [line.split(None, 7) for line in _lines(f"/proc/{pid}/net/unix")]
+    return [each[7] for each in fields if len(each) == 8 and _is_in(each[7], targets)]
 
 
-def _name(pid: int) -> str:
-    with open(f"/proc/{pid}/comm") as comm:
-        return comm.read().strip()
+def _folder(task: str) -> list[str]:
+    """Return its working folder, unless that is the root, which it gets the new one of."""
+    path = os.readlink(f"{task}/cwd")
+    return [] if path == "/" else [path]
+
+
+def _is_in(path: str, targets: set[str]) -> bool:
+    return any(path.startswith(target.rstrip("/") + "/") for target in targets)
 
 
 def _unescaped(path: str) -> str:

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 from headstart.backends.local.guest import private
-from headstart.backends.local.guest.copying import copy_tree
-from headstart.backends.local.guest.freezing import frozen
-from headstart.backends.local.guest.holders import holders
+from headstart.backends.local.guest.copying import copy_tree, delete_tree
+from headstart.backends.local.guest.holders import holders, name_of
 from headstart.backends.spawner.guest import processes, syscalls
+from headstart.backends.spawner.guest.freezing import frozen, thaw
 
 __all__ = ["Errand"]
 
@@ -59,12 +58,13 @@ class Errand:
         """Do what `message["do"]` says; return what to tell.
 
         `seal`: add the empty layer `plan["layers"][-1]`; with `despite_processes`, also while something runs.
+        `mend`: after a helper has died over `seal`: let everything go on, and tell whether the layer was added.
         `drop`: delete `layers`, which nobody uses any more.
 
         Raises:
             OSError: It failed, and the sandbox is what it was.
         """
-        act = {"seal": self._seal, "drop": self._drop}[message["do"]]
+        act = {"seal": self._seal, "mend": self._mend, "drop": self._drop}[message["do"]]
         return act(message)
 
     def tidy_up(self) -> None:
@@ -81,41 +81,66 @@ class Errand:
     # ------------------------------------------------------------ what can be done
 
     def _seal(self, message: dict[str, Any]) -> dict[str, Any]:
-        running = self._running()
-        if running and not message["despite_processes"]:
-            return {"outcome": "busy", "processes": [_told(pid) for pid in running[:_MOST_TOLD]]}
-        *_, topmost, new = message["plan"]["layers"]
-        if not running:
-            return self._seal_unless_empty(message["plan"], topmost)
-        with frozen(self._groups, self._running):
-            held = holders(self._running(), self._targets(message["plan"]))
-            if not held:
-                try:
-                    return self._seal_unless_empty(message["plan"], topmost)
-                except OSError as error:
-                    if error.errno != errno.EBUSY:
-                        raise
-                    held = ["somebody writes to a file that no process shows (it is on its way through a socket, say)"]
-            return self._copy(topmost, new, message["most_bytes"], held)
+        plan = message["plan"]
+        if not self._is_busy():
+            try:
+                return {"outcome": self._seal_unless_empty(plan), "processes": []}
+            except OSError as error:
+                if error.errno != errno.EBUSY:  # else somebody whom we have not seen writes
+                    raise
+        names = [name_of(pid) for pid in self._running()[:_MOST_TOLD]] or ["something that comes and goes"]
+        if not message["despite_processes"]:
+            return {"outcome": "busy", "processes": names}
+        with frozen(self._init, self._groups):
+            return {**self._seal_despite_processes(plan, message["most_bytes"]), "processes": names}
 
-    def _seal_unless_empty(self, plan: dict[str, Any], topmost: str) -> dict[str, Any]:
+    def _seal_despite_processes(self, plan: dict[str, Any], most_bytes: int) -> dict[str, Any]:
+        held = holders(self._running(), self._targets(plan))
+        if not held:
+            try:
+                return {"outcome": self._seal_unless_empty(plan)}
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                held = ["somebody writes to a file that no process shows (it is on its way through a socket, say)"]
+        return self._copy(plan, most_bytes, held[:_MOST_TOLD])
+
+    def _seal_unless_empty(self, plan: dict[str, Any]) -> str:
+        *below, topmost, _ = plan["layers"]
         with self._inside():
-            if not _has_changed(f"{private.SCRATCH}/{topmost}"):
-                return {"outcome": "unchanged"}
+            if not _has_changed(topmost, below[-1] if below else None):
+                return "unchanged"
             self._swap(plan)
-        return {"outcome": "sealed"}
+        return "sealed"
 
-    def _copy(self, topmost: str, new: str, most_bytes: int, held: list[str]) -> dict[str, Any]:
+    def _copy(self, plan: dict[str, Any], most_bytes: int, held: list[str]) -> dict[str, Any]:
+        for group in self._groups:
+            if not os.path.exists(group + "/cgroup.freeze"):  # there, we would stand still, too
+                with open(group + "/cgroup.procs", "w") as members:
+                    members.write("0")  # what is copied is the sandbox's to pay for
+        *_, topmost, new = plan["layers"]
         with self._inside():
             source, target = f"{private.SCRATCH}/{topmost}", f"{private.SCRATCH}/{new}"
             try:
                 copied = copy_tree(source, target, skip="work", most_bytes=most_bytes)
             except OSError as error:
-                shutil.rmtree(target, ignore_errors=True)
+                delete_tree(target)
                 if error.errno != errno.EFBIG:
                     raise
-                return {"outcome": "too-large", "held": held[:_MOST_TOLD]}
-        return {"outcome": "copied", "bytes": copied, "held": held[:_MOST_TOLD]}
+                return {"outcome": "too-large", "held": held}
+        return {"outcome": "copied", "bytes": copied, "held": held}
+
+    def _mend(self, message: dict[str, Any]) -> dict[str, Any]:
+        plan = message["plan"]
+        new = plan["layers"][-1]
+        thaw(self._init, self._groups)
+        with open(f"/proc/{self._init}/mountinfo", "rb") as mounts:
+            was_added = f"upperdir={new}/w/upper,".encode() in mounts.read()
+        if not was_added:
+            with self._inside():
+                self._open_to_writers([syscalls.open_tree(target, 0) for target in self._targets(plan)])
+                self._delete(new)
+        return {"outcome": "sealed" if was_added else "failed", "processes": []}
 
     def _drop(self, message: dict[str, Any]) -> dict[str, Any]:
         with self._inside():
@@ -144,9 +169,9 @@ class Errand:
         syscalls.setns(self._template, syscalls.CLONE_NEWNS)
         try:
             syscalls.unshare(syscalls.CLONE_NEWNS)
-            private.lay_private_parts(plan, owner=self._owner, masked=False, scratch=scratch, carried=carried)
             if self._owner is None:
                 private.hide_host_proc()
+            private.lay_private_parts(plan, owner=self._owner, masked=False, scratch=scratch, carried=carried)
             tree = syscalls.open_tree("/", _COPY)
         except OSError:
             syscalls.setns(self._mounts, syscalls.CLONE_NEWNS)
@@ -159,7 +184,7 @@ class Errand:
     def _delete(*layers: str) -> None:
         """From inside: delete layers."""
         for name in layers:
-            shutil.rmtree(f"{private.SCRATCH}/{name}", ignore_errors=True)
+            delete_tree(f"{private.SCRATCH}/{name}")
 
     @contextmanager
     def _closed_to_writers(self, plan: dict[str, Any]) -> Generator[None, None, None]:
@@ -175,12 +200,16 @@ class Errand:
                 syscalls.mount_setattr(closed[-1], syscalls.MOUNT_ATTR_RDONLY, recursive=False)
             yield
         except OSError:
-            for mount in closed:
-                syscalls.mount_setattr(mount, 0, without=syscalls.MOUNT_ATTR_RDONLY, recursive=False)
+            self._open_to_writers(closed)
             raise
         finally:
             for mount in closed:
                 os.close(mount)
+
+    @staticmethod
+    def _open_to_writers(mounts: list[int]) -> None:
+        for mount in mounts:
+            syscalls.mount_setattr(mount, 0, without=syscalls.MOUNT_ATTR_RDONLY, recursive=False)
 
     @contextmanager
     def _inside(self) -> Generator[None, None, None]:
@@ -195,8 +224,15 @@ class Errand:
 
     # ------------------------------------------------------------ what runs
 
+    def _is_busy(self) -> bool:
+        """Whether anything runs beside its init, also what forks faster than we look."""
+        if self._groups:
+            return bool(self._running())
+        with self._inside():  # /proc shows there what is in the sandbox, whoever its parent is
+            return any(_runs(int(name)) for name in os.listdir("/proc") if name.isdigit() and name != "1")
+
     def _running(self) -> list[int]:
-        """List what runs beside its init; a control group forgets nobody who forks while we look."""
+        """List what runs beside its init, as far as we can see who is whose child; a control group forgets nobody."""
         if not self._groups:
             found = processes.descendants(self._init)
         elif any(_is_alone(group) for group in self._groups):
@@ -204,16 +240,39 @@ class Errand:
         else:
             with open(self._groups[0] + "/cgroup.procs") as listing:
                 found = [int(pid) for pid in listing.read().split()]
-        return [pid for pid in found if pid != self._init and processes.is_alive(pid)]
+        return [pid for pid in found if pid != self._init and _runs(pid)]
 
     @staticmethod
     def _targets(plan: dict[str, Any]) -> set[str]:
         return {*plan["private"], *plan["overlays"]}
 
 
-def _has_changed(layer: str) -> bool:
-    """Whether anything is in a layer; the first one of a sandbox has the private folders."""
-    return any(os.listdir(f"{layer}/{part}/upper") for part in os.listdir(layer))
+def _has_changed(layer: str, below: str | None) -> bool:
+    """From inside: whether anything was written to a layer; the first one has the private folders in it."""
+    for part in os.listdir(f"{private.SCRATCH}/{layer}"):
+        upper = f"{private.SCRATCH}/{layer}/{part}/upper"
+        if os.listdir(upper):
+            return True
+        if below is not None and _top(upper) != _top(f"{private.SCRATCH}/{below}/{part}/upper"):
+            return True
+    return False
+
+
+def _top(folder: str) -> tuple[object, ...]:
+    """Return what can be changed of a folder without changing what is in it."""
+    facts = os.stat(folder)
+    own = {name: os.getxattr(folder, name) for name in os.listxattr(folder) if ".overlay." not in name}
+    return facts.st_mode, facts.st_uid, facts.st_gid, facts.st_mtime_ns, own
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process, or a thread that its first one has left behind, runs."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as facts:
+            fields = facts.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return processes.is_alive(pid) or int(fields[17]) > 1
 
 
 def _is_alone(group: str) -> bool:
@@ -223,11 +282,3 @@ def _is_alone(group: str) -> bool:
             return count.read() == "1\n"
     except FileNotFoundError:
         return False
-
-
-def _told(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm") as comm:
-            return f"{comm.read().strip()} ({pid})"
-    except OSError:
-        return str(pid)

@@ -19,6 +19,7 @@ the zygote's but on the same plain folders, which a zygote's tree has a second t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -100,7 +101,7 @@ def lay_private_parts(
         syscalls.mount(folder, target, None, syscalls.MS_BIND)
     for target in sorted({*kept, *plan["overlays"]}, key=lambda path: path.count("/")):
         if target in kept:
-            _put_back(kept[target], target, owner)
+            _put_back(kept[target], target, owner, make=not below)
         if target in plan["overlays"]:
             number = plan["overlays"].index(target)
             lower = [f"{name}/o{number}/upper" for name in reversed(below)]
@@ -161,22 +162,55 @@ def _own_folder(path: str, mode: int, owner: tuple[int, int] | None) -> str:
     return path
 
 
-def _put_back(mount: int, target: str, owner: tuple[int, int] | None) -> None:
-    """Attach a mount again that a private folder has covered; the way to it is as private as that folder."""
-    facts = os.fstat(mount)
-    _make_way(os.path.dirname(target), owner)
-    if stat.S_ISDIR(facts.st_mode):
-        _make_way(target, owner)
-    elif not os.path.lexists(target):
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-    syscalls.move_mount(mount, target)
+def _put_back(mount: int, target: str, owner: tuple[int, int] | None, *, make: bool) -> None:
+    """Attach a mount again that a private folder has covered; the way to it is as private as that folder.
+
+    A sandbox may have put anything on that way: no link on it is followed.
+
+    Raises:
+        OSError: Not `make`, and the way is not what it was.
+    """
+    is_folder = stat.S_ISDIR(os.fstat(mount).st_mode)
+    try:
+        place = _walk(target, owner, make=make, to_folder=is_folder)
+    except OSError as error:
+        told = "what leads to the mount there was moved or replaced; put it back"
+        raise OSError(error.errno, f"{target}: {told} ({error.strerror})") from error
+    syscalls.move_mount_to(mount, place)
+    os.close(place)
     os.close(mount)
 
 
-def _make_way(folder: str, owner: tuple[int, int] | None) -> None:
-    if not os.path.isdir(folder):
-        _make_way(os.path.dirname(folder), owner)
-        _own_folder(folder, 0o755, owner)
+def _walk(target: str, owner: tuple[int, int] | None, *, make: bool, to_folder: bool) -> int:
+    """Return a descriptor of what is at a path, reached without following a link."""
+    here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    *folders, last = target.strip("/").split("/")
+    for name in folders:
+        here = _step(here, name, owner, make=make, to_folder=True)
+    return _step(here, last, owner, make=make, to_folder=to_folder)
+
+
+def _step(folder: int, name: str, owner: tuple[int, int] | None, *, make: bool, to_folder: bool) -> int:
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if to_folder else 0)
+    try:
+        try:
+            there = os.open(name, flags, dir_fd=folder)
+        except FileNotFoundError:
+            if not make:
+                raise
+            if to_folder:
+                os.mkdir(name, 0o755, dir_fd=folder)
+                if owner is not None:
+                    os.chown(name, *owner, dir_fd=folder, follow_symlinks=False)
+            else:
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=folder))
+            there = os.open(name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if stat.S_ISLNK(os.fstat(there).st_mode) or (not to_folder and not stat.S_ISREG(os.fstat(there).st_mode)):
+        os.close(there)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return there
 
 
 def overlay(lower: list[str], target: str, folder: str, owner: tuple[int, int] | None) -> None:
@@ -197,6 +231,7 @@ def overlay(lower: list[str], target: str, folder: str, owner: tuple[int, int] |
     facts = os.stat(lower[0])
     theirs = (facts.st_uid, facts.st_gid) if facts.st_uid >= userns.FIRST_ID or len(lower) > 1 else owner
     _own_folder(folder + "/upper", facts.st_mode & 0o7777, theirs if owner is not None else None)
+    _dress(lower[0], folder + "/upper", facts)
     os.mkdir(folder + "/work")
     layers = {
         "lowerdir": ":".join(_escaped(path) for path in lower),
@@ -207,6 +242,18 @@ def overlay(lower: list[str], target: str, folder: str, owner: tuple[int, int] |
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     options.append("redirect_dir=on" if owner is not None else "userxattr")
     syscalls.mount("overlay", target, "overlay", flags, ",".join(options))
+
+
+def _dress(source: str, target: str, facts: os.stat_result) -> None:
+    """Give the top of a layer what the top of the one below has: overlayfs shows the topmost one's."""
+    for name in os.listxattr(source):
+        if name.startswith(("user.", "system.posix_acl")) and not name.startswith("user.overlay."):
+            try:
+                os.setxattr(target, name, os.getxattr(source, name))
+            except OSError as error:
+                if error.errno != errno.ENOTSUP:  # a tmpfs of before Linux 6.6 has none
+                    raise
+    os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
 def _escaped(path: str) -> str:

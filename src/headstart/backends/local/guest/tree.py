@@ -134,7 +134,7 @@ def _show_plain(root: str, overlays: list[str]) -> None:
 
 def _covered(root: str, private: Iterable[str], overlays: list[str]) -> list[str]:
     """List the mounts of the tree that would vanish below a private folder or an overlay, outer ones first."""
-    with open("/proc/self/mountinfo") as lines:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         points = [_unescaped(line.split(" ")[4]) for line in lines]
     targets = {point[len(root) :] for point in points if point.startswith(root + "/")}
     covered = [

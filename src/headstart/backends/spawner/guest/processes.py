@@ -35,13 +35,31 @@ def children(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs or could run; one that is on its way out, or waits to be reaped, has ended."""
+    """Whether a process runs or could run; one that is on its way out, or waits to be reaped, has ended.
+
+    It lives on in its other threads when its first one has ended.
+    """
+    threads = _stat(f"/proc/{pid}/stat")[17:18]
+    if threads in ([], [b"0"], [b"1"]):
+        return _runs(f"/proc/{pid}/stat")
     try:
-        with open(f"/proc/{pid}/stat", "rb") as facts:
-            fields = facts.read().rpartition(b")")[2].split()
+        return any(_runs(f"/proc/{pid}/task/{thread}/stat") for thread in os.listdir(f"/proc/{pid}/task"))
     except OSError:
-        return False
-    return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
+        return False  # it ended while we looked
+
+
+def _runs(path: str) -> bool:
+    fields = _stat(path)
+    return bool(fields) and fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
+
+
+def _stat(path: str) -> list[bytes]:
+    """Return what a `stat` tells after the name; nothing if there is none any more."""
+    try:
+        with open(path, "rb") as facts:
+            return facts.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def is_below(pid: int, top: int) -> bool:

@@ -21,6 +21,7 @@ __all__ = [
     "mount",
     "mount_setattr",
     "move_mount",
+    "move_mount_to",
     "open_tree",
     "pivot_root",
     "prctl",
@@ -55,6 +56,7 @@ AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR_RDONLY = 0x1
 MOUNT_ATTR_NOSUID = 0x2
 MOUNT_ATTR_NODEV = 0x4
@@ -187,6 +189,19 @@ def move_mount(descriptor: int, target: str) -> None:
         ctypes.c_int(AT_FDCWD),
         os.fsencode(target),
         ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH),
+    )
+
+
+def move_mount_to(descriptor: int, place: int) -> None:
+    """Attach a detached mount at what is open as `place`."""
+    _call(
+        "move_mount",
+        _NR_MOVE_MOUNT,
+        ctypes.c_int(descriptor),
+        b"",
+        ctypes.c_int(place),
+        b"",
+        ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH),
     )
 
 
