@@ -62,6 +62,8 @@ class HeadstartError(Exception):
         super().__init__(message)
         self.hint = hint
         self.detail = detail
+        if hint:
+            self.add_note(f"hint: {hint}")  # so that a traceback has it, too
 
     @property
     def in_full(self) -> str:
@@ -184,7 +186,8 @@ class Conflict(HeadstartError):
 
     def __init__(self, message: str, *, origin: str, canonical: str) -> None:
         super().__init__(
-            message, hint="take from the branch what is wanted, or fork again from the state that there is now"
+            message,
+            hint="something has run there since, or another branch was committed: take from this one what is wanted, or fork again",
         )
         self.origin = origin
         self.canonical = canonical

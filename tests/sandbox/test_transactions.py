@@ -207,9 +207,43 @@ async def _when_possible(work: Callable[[], Awaitable[_T]]) -> _T:
                 await anyio.sleep(0.002)
 
 
+async def test_a_branch_beside_what_only_runs_is_committed(box: headstart.Sandbox) -> None:
+    await said(box, "cd /; setsid sleep 1000 >/dev/null 2>&1 </dev/null &")
+    async with await box.fork(files_only=True) as branch:
+        await branch.files.write("a", "text")
+        await branch.commit()
+    assert await box.files.read("a") == b"text"
+
+
+async def test_a_kernel_that_a_commit_has_replaced_is_told_as_lost(box: headstart.Sandbox) -> None:
+    branch = await box.fork()
+    await branch.files.write("a", "x")
+    async with branch:
+        await branch.commit()
+    await box.run_code("x = 1")
+    await box.kernel.end()
+    assert (await box.run_code("'x' in globals()")).text == "False"
+    await box.run_code("import os; os.chdir('/')")
+    async with await box.fork(files_only=True) as other:
+        await other.commit()
+    assert (await box.run_code("1")).restarted
+
+
+async def test_who_keeps_the_same_state_twice_lets_go_of_it_twice(box: headstart.Sandbox) -> None:
+    first, second = await box.checkpoint(), await box.checkpoint()
+    await box.drop(first)
+    await box.rollback(second)
+    await box.drop(second)
+    with pytest.raises(TransactionRefused, match="dropped"):
+        await box.rollback(first)
+
+
 async def test_a_branch_beside_what_runs_on_conflicts(box: headstart.Sandbox) -> None:
     await said(box, "echo 0 > c; setsid sh -c 'sleep 0.2; echo daemon > c; sleep 100' >/dev/null 2>&1 </dev/null &")
     async with await box.fork(files_only=True) as branch:
+        with anyio.fail_after(20):
+            while await box.files.read("c") != b"daemon\n":  # noqa: ASYNC110 it is another process that writes
+                await anyio.sleep(0.01)
         with pytest.raises(Conflict):
             await branch.commit()
 

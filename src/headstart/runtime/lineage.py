@@ -8,10 +8,11 @@ have changed something.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypedDict, TypeVar
+from typing import Final, TypedDict, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -102,6 +103,14 @@ _Answer = (
 _Act = TypeVar("_Act", CaptureCheckpoint, ForkBranch, StageRollback, CollectGarbage)
 
 
+_CURES: Final = {
+    TransactionRefusal.OPERATION_IN_FLIGHT: "wait until that has ended",
+    TransactionRefusal.RUN_IN_FLIGHT: "wait until that has ended",
+    TransactionRefusal.UNKNOWN_CHECKPOINT: "go back in the sandbox that made it",
+    TransactionRefusal.BRANCH_ENDED: "go on in the sandbox that it was forked from",
+}
+
+
 class _About(TypedDict):
     at_s: float
     lineage: LineageId
@@ -145,7 +154,10 @@ class SandboxLineage:
         self._canonical = first
         self._checkpoints: dict[CheckpointId, Checkpoint] = {}
         self._files_only: set[RequestId] = set()
-        self._beside: set[RequestId] = set()
+        self._beside: set[SandboxId] = set()
+        """Branches that were forked while something ran in the canonical sandbox, which may have written since."""
+        self._written_beside: set[SandboxId] = set()
+        self._asked_for: Counter[CheckpointId] = Counter()
         self._unwanted: set[SandboxId] = set()
         self._staged: dict[SandboxId, CheckpointId] = {}
         self.on_swap: Callable[[SandboxId, CheckpointId | None], None] = lambda _sandbox, _checkpoint: None
@@ -245,6 +257,7 @@ class SandboxLineage:
         if not isinstance(answer, ReportCheckpoint):
             raise self._refused(answer)
         kept = self._checkpoints[answer.checkpoint]
+        self._asked_for[answer.checkpoint] += 1
         if kept.left_out and answer.checkpoint == name:
             await self._note_changes()
         return SandboxCheckpoint(
@@ -289,9 +302,6 @@ class SandboxLineage:
                 self._feed(DiscardRequested(**self._about(self._new_request()), branch=branch))
             raise
         if isinstance(answer, ReportBranch):
-            if request in self._beside:
-                self._beside.discard(request)
-                await self._note_changes()
             return answer.branch
         raise self._refused(answer)
 
@@ -302,9 +312,19 @@ class SandboxLineage:
             Conflict: The canonical state has changed since the branch was forked; the branch stays.
             TransactionRefused: There is no such branch, or a command runs, or something else is going on.
         """
+        if branch in self._beside and await self._was_written_to_beside(branch):
+            await self._note_changes()
         answer = await self._ask(CommitRequested(**self._about(self._new_request()), branch=branch))
         if not isinstance(answer, ReportState):
             raise self._refused(answer)
+
+    async def _was_written_to_beside(self, branch: SandboxId) -> bool:
+        """Whether what ran when a branch was forked has written to the canonical sandbox since."""
+        if branch in self._written_beside:
+            return True
+        kept = await self._canonical.checkpoint(files_only=True)
+        await self._canonical.forget(kept)
+        return kept.capture is not Capture.UNCHANGED
 
     async def discard(self, branch: SandboxId) -> None:
         """Throw a branch away. One that has ended is fine."""
@@ -312,11 +332,14 @@ class SandboxLineage:
             await self._ask(DiscardRequested(**self._about(self._new_request()), branch=branch))
 
     async def drop(self, checkpoint: CheckpointId) -> None:
-        """Let go of a checkpoint.
+        """Let go of a checkpoint; it goes when everybody who asked for that state has let go of it.
 
         Raises:
             TransactionRefused: There is none, or it is in use.
         """
+        if self._asked_for[checkpoint] > 1:
+            self._asked_for[checkpoint] -= 1
+            return
         answer = await self._ask(CheckpointDropRequested(**self._about(self._new_request()), checkpoint=checkpoint))
         if not isinstance(answer, ReportDone):
             raise self._refused(answer)
@@ -399,7 +422,7 @@ class SandboxLineage:
             case RefuseTransaction(refusal=TransactionRefusal.CLOSED):
                 return BackendError(f"{self._name} is gone: it was closed")
             case RefuseTransaction():
-                return TransactionRefused(answer.message)
+                return TransactionRefused(answer.message, hint=_CURES.get(answer.refusal))
             case ReportConflict():
                 return Conflict(answer.message, origin=answer.origin, canonical=answer.canonical)
             case ReportFailure():
@@ -463,7 +486,9 @@ class SandboxLineage:
         finally:
             await origin.forget(kept)
         if kept.left_out:
-            self._beside.add(wanted.request)
+            self._beside.add(wanted.branch)
+            if kept.capture is Capture.COPIED:  # then nobody can tell later whether more was written
+                self._written_beside.add(wanted.branch)
         return branch
 
     async def _stage(self, wanted: StageRollback) -> None:

@@ -43,19 +43,19 @@ class SandboxFiles:
         return await self._reading(lambda files: files.stat(path))
 
     async def _reading(self, read: Callable[[Files], Awaitable[_T]]) -> _T:
-        """Read, and once more if the sandbox was replaced meanwhile."""
-        sandbox = self._current()
-        try:
-            return await read(sandbox.files)
-        except BackendError:
-            if self._current() is sandbox:
-                raise
-            return await read(self._current().files)
+        """Read, and again whenever the sandbox was replaced meanwhile."""
+        while True:
+            sandbox = self._current()
+            try:
+                return await read(sandbox.files)
+            except BackendError:
+                if self._current() is sandbox:
+                    raise
 
-    async def write(self, path: str, content: bytes) -> None:
-        """See `Files.write`."""
+    async def write(self, path: str, content: bytes | str) -> None:
+        """See `Files.write`; text is written as UTF-8."""
         async with self._running() as sandbox:
-            await sandbox.files.write(path, content)
+            await sandbox.files.write(path, content.encode() if isinstance(content, str) else content)
 
     async def make_folder(self, path: str) -> None:
         """See `Files.make_folder`."""

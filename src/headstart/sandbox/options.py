@@ -82,9 +82,12 @@ def _mount(path: str, mode: str) -> Mount:
     except RuntimeError:
         raise ConfigError("there is no such user", where="mounts", key=path, hint="give a full path") from None
     try:
-        return Mount(source=source, target=source, mode=MountMode(mode))
+        mount = Mount(source=source, target=source, mode=MountMode(mode))
     except ValueError:
         raise ConfigError(f"{mode!r} is no way to mount", where="mounts", key=path, hint=hint) from None
+    if mount.mode is MountMode.OVERLAY and source.is_file():
+        raise ConfigError("only a folder can be an overlay", where="mounts", key=path, hint="mount the folder it is in")
+    return mount
 
 
 def _network(name: str) -> Network:

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from headstart.backends.contract import ByteStreams, Command, Files, RunningSandbox, Usage
+from headstart.backends.contract import ByteStreams, Command, RunningSandbox, Usage
 from headstart.backends.output import take_output
 from headstart.core.actions import Effect
 from headstart.errors import BackendError, CommandTimedOut, SandboxPaused, TransactionRefused
@@ -59,7 +59,7 @@ class Sandbox:
         if branch is not None:
             self._replaced.append(self._sessions)
             self._sessions = branch.give_up_sessions()
-            self._sessions.move_to(self._running)
+            self._sessions.take_over(self._replaced[-1], self._running)
 
     def _current(self) -> RunningSandbox:
         return self._lineage.sandbox(self._branch)
@@ -93,6 +93,9 @@ class Sandbox:
         async with Sandboxes.open() as sandboxes, sandboxes.create(SandboxOptions(**options)) as box:
             yield box
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
     @property
     def id(self) -> str:
         """Its name; it stays when a rollback or a commit puts another state in its place."""
@@ -104,7 +107,7 @@ class Sandbox:
         return self._lineage.version if self._branch is None else self._lineage.version_of(self._branch)
 
     @property
-    def files(self) -> Files:
+    def files(self) -> SandboxFiles:
         """Its files: `read`, `write`, `list`, `stat`, `make_folder`, `rename`, `remove`."""
         return self._files
 

@@ -17,9 +17,9 @@ class Sessions:
         self.kernel = Kernel(changing, env=env)
         self.shell = Shell(changing, env=env)
 
-    def move_to(self, changing: Changing) -> None:
-        """Run where this says from now on."""
-        self.kernel.move_to(changing)
+    def take_over(self, before: Sessions, changing: Changing) -> None:
+        """Run where this says from now on, in the place of others, which are lost."""
+        self.kernel.take_over(before.kernel, changing)
         self.shell.move_to(changing)
 
     async def aclose(self) -> None:

@@ -119,6 +119,10 @@ class Keeper:
         await self._drop()
         self._was_lost = False
 
+    def note_lost(self) -> None:
+        """The next turn is told to be in the place of one that was lost."""
+        self._was_lost = True
+
     def begin_anew(self) -> None:
         """Have the next turn taken in a new interpreter; that this one ends, or has ended, is meant."""
         self._begins_anew = True

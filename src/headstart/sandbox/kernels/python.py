@@ -80,9 +80,16 @@ class Kernel:
             restarted=done.restarted,
         )
 
-    def move_to(self, changing: Changing) -> None:
-        """Run cells where this says from now on."""
+    def take_over(self, before: Kernel, changing: Changing) -> None:
+        """Run cells where this says from now on, in the place of another kernel, whose state is lost."""
         self._keeper.move_to(changing)
+        if before._keeper.has_one and not self._keeper.has_one:
+            self._keeper.note_lost()
+
+    async def end(self) -> None:
+        """End it, with all that it started; the next cell has a new one."""
+        async with self._keeper.alone():
+            await self._keeper.let_go()
 
     async def aclose(self) -> None:
         """End it, with all that it started, whatever it is at. Idempotent."""

@@ -255,7 +255,8 @@ def _has_changed(layer: str, below: str | None) -> bool:
         upper = f"{private.SCRATCH}/{layer}/{part}/upper"
         if os.listdir(upper):
             return True
-        if below is not None and _top(upper) != _top(f"{private.SCRATCH}/{below}/{part}/upper"):
+        is_seen = part != "w"  # the folder that has the private ones is not
+        if below is not None and is_seen and _top(upper) != _top(f"{private.SCRATCH}/{below}/{part}/upper"):
             return True
     return False
 
