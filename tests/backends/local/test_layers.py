@@ -165,12 +165,13 @@ async def test_a_project_in_an_overlay_is_part_of_the_state(tmp_path: Path) -> N
     project = tmp_path / "project"
     project.mkdir(mode=0o755)
     (project / "main.py").write_text("print(1)\n")
+    (project / "main.py").chmod(0o666)  # where ids cannot be mapped, it is nobody's
     (project / "old.py").write_text("")
     for each in (tmp_path, project):
         each.chmod(0o755)
     mount = Mount(source=project, target=Path("/home/sandbox/project"), mode=MountMode.OVERLAY)
     async with sandbox_in(tmp_path, template(mount)) as sandbox:
-        await output(sandbox, "cd project; echo 'print(2)' > main.py; rm old.py; echo > new.py")
+        await output(sandbox, "set -e; cd project; echo 'print(2)' > main.py; rm old.py; echo > new.py")
         kept = await sandbox.checkpoint()
         await output(sandbox, "cd project; rm -rf *; echo > other")
         async with forked(sandbox, kept) as fork:
