@@ -103,7 +103,8 @@ async def refused(trial: Trial) -> None:
         for name, act in acts:
             async with _refused_at_once(name):
                 await act()
-        expect((await sandbox.usage()).memory_bytes > 0, "usage is told", "none")
+        with anyio.fail_after(10):
+            await sandbox.usage()  # of an init alone that may be nothing: to look is what must be possible
         await sandbox.resume()
         await sandbox.resume()
         expect(await sandbox.files.read("a") == b"1", "what was refused was not done", "else")
