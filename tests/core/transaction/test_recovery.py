@@ -1,0 +1,151 @@
+"""What a journal that was cut anywhere leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from headstart.core.transaction import (
+    BranchFate,
+    CaptureCheckpoint,
+    CheckpointRequested,
+    LineageOpened,
+    RequestId,
+    RestoreCanonical,
+    RuntimeRestarted,
+    StateVersion,
+)
+from headstart.errors import InvalidTransition
+from headstart.ids import CheckpointId, SandboxId
+
+from .driving import ME, YOU, Driven, collect, driven, with_branch, with_checkpoint
+
+
+def commits(d: Driven) -> None:
+    d.ran(branch="bra")
+    d.commit()
+    d.staged()
+    d.verified()
+    d.swapped()
+
+
+def test_killed_at_any_stage_of_a_commit_one_state_is_canonical_and_the_other_is_garbage() -> None:
+    d = with_branch()
+    commits(d)
+    swapped = len(d.journal)
+    for cut in range(4, swapped):
+        left = d.killed(cut=cut)
+        assert (left.canonical, left.version, left.garbage_sandboxes) == ("sbx", "v0", ("bra",))
+        assert left.branches == (("bra", BranchFate.LOST),)
+        assert left.instructions == (RestoreCanonical(sandbox=SandboxId("sbx")), collect("bra"))
+    left = d.killed()
+    assert (left.canonical, left.version, left.garbage_sandboxes, left.branches) == ("bra", "v1", ("sbx",), ())
+    d.collected("sbx")
+    left = d.killed()
+    assert (left.canonical, left.garbage_sandboxes) == ("bra", ())
+    assert left.instructions == (RestoreCanonical(sandbox=SandboxId("bra")),)
+
+
+def test_killed_at_any_stage_of_a_rollback_one_state_is_canonical_and_the_other_is_garbage() -> None:
+    d = with_checkpoint()
+    d.ran()
+    began = len(d.journal)
+    d.rollback()
+    d.staged()
+    d.verified()
+    d.swapped()
+    for cut in range(began + 1, len(d.journal)):
+        left = d.killed(cut=cut)
+        assert (left.canonical, left.version, left.garbage_sandboxes) == ("sbx", "v1", ("new",))
+        assert (left.interrupted, left.checkpoints) == (("r3",), ("ckp",))
+    left = d.killed()
+    assert (left.canonical, left.version, left.garbage_sandboxes) == ("new", "v0", ("sbx",))
+    assert left.interrupted == ()
+
+
+def test_killed_while_a_checkpoint_is_captured_what_was_made_of_it_is_garbage() -> None:
+    d = driven()
+    d.checkpoint()
+    left = d.killed()
+    assert (left.checkpoints, left.garbage_checkpoints) == ((), ("ckp",))
+    d.captured()
+    left = d.killed()
+    assert (left.checkpoints, left.garbage_checkpoints) == (("ckp",), ())
+
+
+def test_killed_during_a_run_the_state_has_the_version_of_what_the_run_may_have_left() -> None:
+    d = with_checkpoint()
+    d.run()
+    left = d.killed()
+    assert (left.canonical, left.version, left.interrupted) == ("sbx", "v1", ("r2",))
+    assert left.lineage.view().settled
+
+
+def test_a_crash_that_took_something_of_the_state_gives_it_a_new_version() -> None:
+    d = with_checkpoint()
+    left = d.killed("after")
+    assert left.version == "after"
+    out = left.lineage.handle(
+        CheckpointRequested(at_s=9.0, lineage=ME, request=RequestId("r9"), checkpoint=CheckpointId("ckp2"))
+    )
+    assert isinstance(out[0], CaptureCheckpoint)
+
+
+def test_a_branch_that_was_doomed_keeps_its_fate_in_a_crash() -> None:
+    d = driven()
+    d.fork()
+    d.discard()
+    left = d.killed()
+    assert (left.branches, left.garbage_sandboxes) == ((("bra", BranchFate.DISCARDED),), ("bra",))
+
+
+def test_garbage_that_was_told_and_not_collected_is_told_again_after_a_crash() -> None:
+    d = with_branch()
+    d.discard()
+    assert d.killed().instructions == (RestoreCanonical(sandbox=SandboxId("sbx")), collect("bra"))
+
+
+def test_a_second_crash_reads_through_the_first() -> None:
+    d = with_branch()
+    commits(d)
+    d.tell(RuntimeRestarted(at_s=1.0, lineage=ME))
+    d.fork("again")
+    left = d.killed()
+    assert (left.canonical, left.garbage_sandboxes) == ("bra", ("sbx", "again"))
+
+
+def test_a_closed_lineage_has_nothing_canonical_after_a_crash() -> None:
+    d = driven()
+    d.closes()
+    left = d.killed()
+    assert (left.canonical, left.instructions) == (None, (collect("sbx"),))
+
+
+def test_events_of_other_lineages_are_passed_over() -> None:
+    d = with_branch()
+    theirs = LineageOpened(at_s=0.0, lineage=YOU, sandbox=SandboxId("x"), version=StateVersion("x"))
+    d.journal.insert(0, theirs)
+    assert d.killed().canonical == "sbx"
+
+
+def test_a_journal_without_a_beginning_is_no_journal() -> None:
+    d = driven()
+    with pytest.raises(ValueError, match="the journal has no beginning of lin_me: its first event must be"):
+        d.killed(cut=0)
+
+
+def test_the_event_that_ended_the_runtime_is_passed_over() -> None:
+    d = driven()
+    with pytest.raises(InvalidTransition):
+        d.swapped()
+    assert d.killed().canonical == "sbx"
+    d.journal.append(RuntimeRestarted(at_s=1.0, lineage=ME))
+    d.ran()
+    assert d.killed().version == "v1"
+
+
+def test_a_journal_in_which_events_are_missing_is_not_believed() -> None:
+    d = with_branch()
+    commits(d)
+    del d.journal[-3]
+    with pytest.raises(InvalidTransition, match="StateVerified is not possible in state 'staging'"):
+        d.killed()
