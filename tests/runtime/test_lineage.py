@@ -213,6 +213,8 @@ async def test_who_is_cancelled_leaves_nothing_half_done(act: str) -> None:
         hold.release()
         await anyio.wait_all_tasks_blocked()
         assert len(it.backend.live) == 1
+        known = it.lineage._machine.view().checkpoints  # pyright: ignore[reportPrivateUsage]
+        assert [name for name, _ in known] == [kept.id], "what nobody knows of is not kept"
         await it.lineage.checkpoint()
         assert await it.read() == (b"1" if act == "rollback" else b"2")
 

@@ -230,9 +230,11 @@ async def test_a_kernel_that_a_commit_has_replaced_is_told_as_lost(box: headstar
 
 
 async def test_who_keeps_the_same_state_twice_lets_go_of_it_twice(box: headstart.Sandbox) -> None:
+    await box.run_in_shell("A=1")
     first, second = await box.checkpoint(), await box.checkpoint()
     await box.drop(first)
     await box.rollback(second)
+    assert (await box.run_in_shell("echo $A")).stdout == "1\n"
     await box.drop(second)
     with pytest.raises(TransactionRefused, match="dropped"):
         await box.rollback(first)

@@ -123,6 +123,8 @@ class _Waiting:
     def __init__(self) -> None:
         self.answered = anyio.Event()
         self.answer: _Answer | None = None
+        self.failure: Exception | None = None
+        """What went wrong, if it came to nothing."""
 
 
 class SandboxLineage:
@@ -163,7 +165,6 @@ class SandboxLineage:
         self.on_swap: Callable[[SandboxId, CheckpointId | None], None] = lambda _sandbox, _checkpoint: None
         """Called when another sandbox has become canonical: a branch, or (with its name) what a checkpoint kept."""
         self._waiting: dict[RequestId, _Waiting] = {}
-        self._failures: dict[RequestId, Exception] = {}
         self._moved = anyio.Event()
         """Set with each event; then there is another one."""
         self._acting = 0
@@ -331,18 +332,23 @@ class SandboxLineage:
         if self.version_of(branch) is not None:
             await self._ask(DiscardRequested(**self._about(self._new_request()), branch=branch))
 
-    async def drop(self, checkpoint: CheckpointId) -> None:
+    async def drop(self, checkpoint: CheckpointId) -> bool:
         """Let go of a checkpoint; it goes when everybody who asked for that state has let go of it.
+
+        Returns:
+            Whether it has gone.
 
         Raises:
             TransactionRefused: There is none, or it is in use.
         """
         if self._asked_for[checkpoint] > 1:
             self._asked_for[checkpoint] -= 1
-            return
+            return False
         answer = await self._ask(CheckpointDropRequested(**self._about(self._new_request()), checkpoint=checkpoint))
         if not isinstance(answer, ReportDone):
             raise self._refused(answer)
+        del self._asked_for[checkpoint]
+        return True
 
     async def aclose(self) -> None:
         """End it, with its branches, and see that nothing is left. Idempotent; completes under cancellation."""
@@ -377,9 +383,17 @@ class SandboxLineage:
             await waiting.answered.wait()
         finally:
             self._waiting.pop(event.request, None)
+            self._files_only.discard(event.request)
+        if waiting.failure is not None:
+            raise waiting.failure
         if waiting.answer is None:
             raise BackendError(f"{self._name} is gone: it was closed")
         return waiting.answer
+
+    def _note_failure(self, request: RequestId, failure: Exception) -> None:
+        """Have it raised where it was asked for; who has gone need not know."""
+        if request in self._waiting:
+            self._waiting[request].failure = failure
 
     def _feed(self, event: TransactionEvent) -> None:
         for instruction in self._machine.handle(event):
@@ -426,7 +440,7 @@ class SandboxLineage:
             case ReportConflict():
                 return Conflict(answer.message, origin=answer.origin, canonical=answer.canonical)
             case ReportFailure():
-                return self._failures.pop(answer.request, None) or BackendError(answer.reason)
+                return BackendError(answer.reason)
             case _:
                 raise AssertionError(f"{answer} answers nothing that was asked")
 
@@ -446,18 +460,16 @@ class SandboxLineage:
 
     async def _capture(self, wanted: CaptureCheckpoint) -> None:
         try:
-            kept = await self._sandboxes[wanted.sandbox].checkpoint(files_only=self._wants_files_only(wanted.request))
+            kept = await self._sandboxes[wanted.sandbox].checkpoint(files_only=wanted.request in self._files_only)
         except Exception as error:  # noqa: BLE001 told to who asked
-            self._failures[wanted.request] = error
+            self._note_failure(wanted.request, error)
             self._feed(CheckpointNotCaptured(**self._about(wanted.request), reason=str(error)))
         else:
             self._checkpoints[wanted.checkpoint] = kept
+            is_wanted = wanted.request in self._waiting
             self._feed(CheckpointCaptured(**self._about(wanted.request)))
-
-    def _wants_files_only(self, request: RequestId) -> bool:
-        wanted = request in self._files_only
-        self._files_only.discard(request)
-        return wanted
+            if not is_wanted:  # nobody knows of it
+                self._feed(CheckpointDropRequested(**self._about(self._new_request()), checkpoint=wanted.checkpoint))
 
     async def _fork(self, wanted: ForkBranch) -> None:
         origin = self._sandboxes[wanted.sandbox]
@@ -468,7 +480,7 @@ class SandboxLineage:
             else:
                 branch = await self._fork_from_now(origin, wanted)
         except Exception as error:  # noqa: BLE001 told to who asked
-            self._failures[wanted.request] = error
+            self._note_failure(wanted.request, error)
             self._feed(ForkFailed(**self._about(wanted.request), reason=str(error)))
         else:
             await self._have(branch)
@@ -480,7 +492,7 @@ class SandboxLineage:
         return next((self._checkpoints[name] for name, version in view.checkpoints if version == view.version), None)
 
     async def _fork_from_now(self, origin: RunningSandbox, wanted: ForkBranch) -> RunningSandbox:
-        kept = await origin.checkpoint(files_only=self._wants_files_only(wanted.request))
+        kept = await origin.checkpoint(files_only=wanted.request in self._files_only)
         try:
             branch = await origin.fork(kept, self._identify(wanted.branch))
         finally:
@@ -496,7 +508,7 @@ class SandboxLineage:
             kept = self._checkpoints[wanted.checkpoint]
             staged = await self._canonical.fork(kept, self._identify(wanted.staged))
         except Exception as error:  # noqa: BLE001 told to who asked
-            self._failures[wanted.request] = error
+            self._note_failure(wanted.request, error)
             self._feed(StageFailed(**self._about(wanted.request), reason=str(error)))
         else:
             await self._have(staged)
@@ -513,6 +525,9 @@ class SandboxLineage:
 
     async def _collect(self, garbage: CollectGarbage) -> None:
         for name in garbage.sandboxes:
+            self._beside.discard(name)
+            self._written_beside.discard(name)
+            self._staged.pop(name, None)
             sandbox = self._sandboxes.pop(name, None)
             if sandbox is None:
                 self._unwanted.add(name)

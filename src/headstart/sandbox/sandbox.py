@@ -281,8 +281,9 @@ class Sandbox:
         self._may_be("checkpointed")
         if not files_only:
             await self.shell.put_to_sleep()
+        asleep = self.shell.asleep
         kept = await self._lineage.checkpoint(files_only=files_only)
-        self._shell_states[kept.id] = self.shell.asleep
+        self._shell_states[kept.id] = asleep
         return kept
 
     async def rollback(self, to: SandboxCheckpoint) -> None:
@@ -306,8 +307,8 @@ class Sandbox:
             TransactionRefused: It is no checkpoint of this sandbox.
         """
         self._may_be("asked to drop a checkpoint")
-        await self._lineage.drop(checkpoint.id)
-        self._shell_states.pop(checkpoint.id, None)
+        if await self._lineage.drop(checkpoint.id):
+            self._shell_states.pop(checkpoint.id, None)
 
     async def fork(self, *, files_only: bool = False) -> Branch:
         """Make a branch: another sandbox that begins with this one's state. Neither sees what the other does.
@@ -325,9 +326,10 @@ class Sandbox:
         self._may_be("forked")
         if not files_only:
             await self.shell.put_to_sleep()
+        asleep = self.shell.asleep
         name = await self._lineage.fork(files_only=files_only)
         branch = Branch(self._lineage, self._env, name, origin=self)
-        branch.shell.go_on_as(self.shell.asleep)
+        branch.shell.go_on_as(asleep)
         self._branches[name] = branch
         return branch
 

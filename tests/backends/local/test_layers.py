@@ -26,7 +26,7 @@ from headstart.backends.contract import (
     RunningSandbox,
 )
 from headstart.backends.local import LocalBackend
-from headstart.backends.local.family import MOST_LAYERS
+from headstart.backends.local.lineage import MOST_LAYERS
 from headstart.backends.spawner.guest import processes
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.errors import BackendError, NotCapturable
@@ -215,7 +215,7 @@ async def test_a_helper_that_is_killed_over_a_copy_leaves_nothing_standing_still
                     await anyio.sleep(0.002)
             [helper] = helpers
             os.kill(helper, signal.SIGKILL)
-            with pytest.raises(BackendError, match="ended early"):
+            with pytest.raises(BackendError, match="was killed"):
                 await keeping
             with anyio.fail_after(20):
                 for _ in range(50):

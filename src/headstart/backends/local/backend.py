@@ -27,10 +27,10 @@ from headstart.backends.contract import (
 from headstart.backends.forked import ForkedSandbox, Nest, open_nest
 from headstart.backends.local import layout, metadata_block
 from headstart.backends.local.cgroups import Groups
-from headstart.backends.local.family import FIRST_LAYER, Family
 from headstart.backends.local.fork_group import ForkGroup
 from headstart.backends.local.guest import confine
 from headstart.backends.local.guest.places import find_places
+from headstart.backends.local.lineage import FIRST_LAYER, LineageLayers
 from headstart.backends.local.sandbox import LayeredFiles, LocalSandbox, entry_command
 from headstart.backends.local.seccomp import SeccompProfile, build_filter
 from headstart.backends.local.tree import Tree
@@ -187,7 +187,7 @@ class LocalBackend:
                 raise BackendError(f"{prepared.template.name} was prepared by another backend")
 
     async def _start_cold(self, tree: Tree, identity: Identity, *, background: bool) -> LocalSandbox:
-        files = LayeredFiles(tree=tree, family=Family(), layers=(FIRST_LAYER,))
+        files = LayeredFiles(tree=tree, lineage=LineageLayers(), layers=(FIRST_LAYER,))
         return await self._start_with(files, identity, background=background)
 
     async def _start_with(
@@ -204,11 +204,11 @@ class LocalBackend:
             "group_settings": self._groups.settings(tree.template.limits, background=background),
             "layers": list(files.layers),
         }
-        files.family.hold(files.layers)
+        files.lineage.hold(files.layers)
         try:
             started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
         except BaseException:
-            files.family.have_dropped(files.family.let_go(files.layers))
+            files.lineage.have_dropped(files.lineage.let_go(files.layers))
             raise
 
         async def fork(parent: LocalSandbox, layers: tuple[str, ...], identity: Identity) -> LocalSandbox:

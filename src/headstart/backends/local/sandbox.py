@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from headstart.backends.contract import Capture, Checkpoint, Command, Identity, RunningSandbox, Template, Usage
 from headstart.backends.local.cgroups import Groups
-from headstart.backends.local.family import MOST_LAYERS, Family
+from headstart.backends.local.lineage import MOST_LAYERS, LineageLayers
 from headstart.backends.local.tree import Tree
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.client import SpawnerClient, Started
@@ -35,12 +35,12 @@ class LayeredFiles:
     """
 
     tree: Tree
-    family: Family
+    lineage: LineageLayers
     layers: tuple[str, ...]
 
     def begun_with(self, layers: tuple[str, ...]) -> LayeredFiles:
         """Return the files of a fork that begins with these layers."""
-        return LayeredFiles(tree=self.tree, family=self.family, layers=(*layers, self.family.new_layer()))
+        return LayeredFiles(tree=self.tree, lineage=self.lineage, layers=(*layers, self.lineage.new_layer()))
 
 
 class LocalSandbox(SpawnedSandbox):
@@ -69,7 +69,7 @@ class LocalSandbox(SpawnedSandbox):
         self._layered = files
         self._fork = fork
         files.tree.hold()
-        files.family.members.append(self.drop)
+        files.lineage.members.append(self.drop)
         started.channel.ask_about_kills(self._count_kills)
 
     async def raise_priority(self) -> None:
@@ -94,7 +94,7 @@ class LocalSandbox(SpawnedSandbox):
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         """See `RunningSandbox.forget`."""
-        self.drop(self._layered.family.forget(checkpoint.id))
+        self.drop(self._layered.lineage.forget(checkpoint.id))
 
     @property
     def layered(self) -> LayeredFiles:
@@ -103,7 +103,7 @@ class LocalSandbox(SpawnedSandbox):
 
     def _layers_of(self, checkpoint: Checkpoint) -> tuple[str, ...]:
         try:
-            return self._layered.family.checkpoints[checkpoint.id]
+            return self._layered.lineage.checkpoints[checkpoint.id]
         except KeyError:
             raise BackendError(
                 f"{checkpoint.id} is no checkpoint of {self.id}", hint="it is another sandbox's, or was forgotten"
@@ -113,13 +113,13 @@ class LocalSandbox(SpawnedSandbox):
         files = self._layered
         if len(files.layers) >= MOST_LAYERS:
             raise NotCapturable(f"{self.id} stands on {MOST_LAYERS} layers already", hint="go on in a new sandbox")
-        new = files.family.new_layer()
+        new = files.lineage.new_layer()
         told = await self._seal({"layers": [*files.layers, new]}, despite_processes=files_only)
         match told:
             case {"outcome": "sealed"}:
                 sealed = files.layers
                 files.layers = (*sealed, new)
-                files.family.hold((new,))
+                files.lineage.hold((new,))
             case {"outcome": "copied"}:
                 sealed = (*files.layers[:-1], new)
             case {"outcome": "unchanged"}:
@@ -138,30 +138,23 @@ class LocalSandbox(SpawnedSandbox):
                     held=held,
                 )
             case _:
-                raise BackendError(f"{self.id}: a checkpoint came to nothing")
+                raise BackendError(f"{self.id}: the helper that made a checkpoint was killed", hint="try again")
         checkpoint = Checkpoint(
             id=CheckpointId(f"{self.id}.{new}"), capture=Capture(told["outcome"]), left_out=tuple(told["processes"])
         )
-        files.family.keep(checkpoint.id, sealed)
+        files.lineage.keep(checkpoint.id, sealed)
         return checkpoint
 
     async def _seal(self, plan: Mapping[str, Any], *, despite_processes: bool) -> Mapping[str, Any]:
-        try:
-            return await self._errand(
-                "seal", plan=plan, despite_processes=despite_processes, most_bytes=_MOST_COPIED_BYTES
-            )
-        except BackendError:
-            mended = await self._errand("mend", plan=plan)  # its helper may have been killed over it
-            if mended["outcome"] != "sealed":
-                raise
-            return mended
+        told = await self._errand("seal", plan=plan, despite_processes=despite_processes, most_bytes=_MOST_COPIED_BYTES)
+        return await self._errand("mend", plan=plan) if told["outcome"] == "broken" else told
 
     def drop(self, layers: Sequence[str]) -> None:
         """Have layers deleted that nobody uses, in a while."""
 
         async def drop() -> None:
             try:
-                await self._client.errand(self.id, self._layered.tree.key, "drop", layers=layers)
+                await self._errand("drop", layers=layers)
             except BackendError as error:
                 _log.debug("%s: layers are left until it ends: %s", self.id, error)
 
@@ -179,9 +172,9 @@ class LocalSandbox(SpawnedSandbox):
 
     async def _remove(self) -> None:
         files = self._layered
-        files.family.members.remove(self.drop)  # who closes deletes nothing any more
+        files.lineage.members.remove(self.drop)  # who closes deletes nothing any more
         await self._client.close(self.id, self._channel)
-        files.family.have_dropped(files.family.let_go(files.layers))
+        files.lineage.have_dropped(files.lineage.let_go(files.layers))
         await files.tree.let_go()
 
 

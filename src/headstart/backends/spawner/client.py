@@ -132,7 +132,7 @@ class SpawnerClient:
         return Started(channel=channel, facts=reply)
 
     async def errand(self, sandbox: SandboxId, template: str, do: str, **details: Any) -> Mapping[str, Any]:
-        """Have a helper do something to a sandbox, and return what it tells.
+        """Have a helper do something to a sandbox, and return what it tells; `{"outcome": "broken"}`: it was killed over it.
 
         Raises:
             BackendError: It could not; what it found stands.

@@ -7,9 +7,10 @@ can be printed.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
+
+from headstart.backends.local.guest.mountinfo import mount_points
 
 __all__ = ["holders", "name_of", "printable"]
 
@@ -28,7 +29,7 @@ def holders(pids: list[int], targets: set[str]) -> list[str]:
     found: list[str] = []
     for pid in pids:
         try:
-            mounts = _mounts_at(pid, targets)
+            mounts = {number for number, point in mount_points(f"/proc/{pid}") if point in targets}
             held = [*_mappings(pid, targets), *_bound_sockets(pid, targets)]
             for task in os.listdir(f"/proc/{pid}/task"):  # threads may have files and folders of their own
                 held += [*_open_things(f"/proc/{pid}/task/{task}", mounts), *_folder(f"/proc/{pid}/task/{task}")]
@@ -56,15 +57,6 @@ def _lines(path: str) -> Iterator[str]:
     with open(path, "rb") as file:
         content = file.read()
     return iter(os.fsdecode(content).rstrip("\n").split("\n"))
-
-
-def _mounts_at(pid: int, targets: set[str]) -> set[int]:
-    found: set[int] = set()
-    for line in _lines(f"/proc/{pid}/mountinfo"):
-        number, _, _, _, point, *_ = line.split(" ")
-        if _unescaped(point) in targets:
-            found.add(int(number))
-    return found
 
 
 def _open_things(task: str, mounts: set[int]) -> list[str]:
@@ -117,8 +109,3 @@ def _folder(task: str) -> list[str]:
 
 def _is_in(path: str, targets: set[str]) -> bool:
     return any(path.startswith(target.rstrip("/") + "/") for target in targets)
-
-
-def _unescaped(path: str) -> str:
-    """Read a path as mountinfo writes it: blanks and the like as three octal digits."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), path)

@@ -60,7 +60,7 @@ class Errand:
         """Do what `message["do"]` says; return what to tell.
 
         `seal`: add the empty layer `plan["layers"][-1]`; with `despite_processes`, also while something runs.
-        `mend`: after a helper has died over `seal`: let everything go on, and tell whether the layer was added.
+        `mend`: after a helper has died over `seal`: let everything go on, and tell whether the layer was `sealed`.
         `drop`: delete `layers`, which nobody uses any more.
 
         Raises:
@@ -242,7 +242,7 @@ class Errand:
         else:
             with open(self._groups[0] + "/cgroup.procs") as listing:
                 found = [int(pid) for pid in listing.read().split()]
-        return [pid for pid in found if pid != self._init and _runs(pid)]
+        return [pid for pid in found if pid != self._init and processes.is_alive(pid)]
 
     @staticmethod
     def _targets(plan: dict[str, Any]) -> set[str]:
@@ -268,20 +268,10 @@ def _top(folder: str) -> tuple[object, ...]:
     return facts.st_mode, facts.st_uid, facts.st_gid, facts.st_mtime_ns, own
 
 
-def _runs(pid: int) -> bool:
-    """Whether a process, or a thread that its first one has left behind, runs."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as facts:
-            fields = facts.read().rpartition(b")")[2].split()
-    except OSError:
-        return False
-    return processes.is_alive(pid) or int(fields[17]) > 1
-
-
 def _somebody_is_there() -> bool:
     """From inside: whether /proc shows anybody beside the init who runs, or has gone before we could look at him."""
     others = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-    return any(_runs(pid) or not os.path.exists(f"/proc/{pid}") for pid in others)
+    return any(processes.is_alive(pid) or not os.path.exists(f"/proc/{pid}") for pid in others)
 
 
 def _is_alone(group: str) -> bool:

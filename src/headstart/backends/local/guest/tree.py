@@ -14,13 +14,13 @@ overlay is tried here, once, so that no start fails for it.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterable
 from typing import Any
 
 from headstart.backends.local.guest import userns
+from headstart.backends.local.guest.mountinfo import mount_points
 from headstart.backends.local.guest.private import (
     CLOSED,
     EMPTY,
@@ -134,8 +134,7 @@ def _show_plain(root: str, overlays: list[str]) -> None:
 
 def _covered(root: str, private: Iterable[str], overlays: list[str]) -> list[str]:
     """List the mounts of the tree that would vanish below a private folder or an overlay, outer ones first."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
-        points = [_unescaped(line.split(" ")[4]) for line in lines]
+    points = [point for _, point in mount_points("/proc/self")]
     targets = {point[len(root) :] for point in points if point.startswith(root + "/")}
     covered = [
         target
@@ -148,11 +147,6 @@ def _covered(root: str, private: Iterable[str], overlays: list[str]) -> list[str
 
 def _is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
-
-
-def _unescaped(path: str) -> str:
-    """Read a path as mountinfo writes it: blanks and the like as three octal digits."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), path)
 
 
 def _furnish(root: str, plan: dict[str, Any]) -> None:

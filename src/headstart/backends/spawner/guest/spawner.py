@@ -13,7 +13,8 @@ Messages in (`seq` is answered with the same `seq`):
     `{"op": "prepare", "seq", "template", "plan"}`
     `{"op": "release", "seq", "template"}`
     `{"op": "start", "seq", "sandbox", "template", "order", "origin"}` with the init's control socket
-    `{"op": "errand", "seq", "sandbox", …}`  answered when a helper has done it
+    `{"op": "errand", "seq", "sandbox", …}`  answered when a helper has done it,
+        or with the outcome `broken` when it was killed over it
     `{"op": "count", "seq"}`             answered with `processes` and `groups`
     `{"op": "close", "seq", "sandbox"}`  answered when nothing of the sandbox is left
 
@@ -192,7 +193,7 @@ class Spawner:
 
     def _answer_errand(self, told: int) -> None:
         with open(told, "rb") as line:
-            answer = json.loads(line.readline() or b'{"error": "the helper ended early"}')
+            answer = json.loads(line.readline() or b'{"outcome": "broken"}')  # somebody has killed the helper
         self._wire.send({"seq": self._errands.pop(told), **answer})
 
     def _count(self) -> dict[str, Any]:

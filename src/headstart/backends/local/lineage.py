@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 
 from headstart.ids import CheckpointId
 
-__all__ = ["FIRST_LAYER", "MOST_LAYERS", "Family"]
+__all__ = ["FIRST_LAYER", "MOST_LAYERS", "LineageLayers"]
 
 FIRST_LAYER = "0"
 MOST_LAYERS = 200
 """Each costs a failed lookup a microsecond, and their names must fit a mount's options."""
 
 
-class Family:
+class LineageLayers:
     """Names layers and counts their users: sandboxes that live, and checkpoints that are kept, by whomever.
 
-    >>> family = Family()
-    >>> first = (FIRST_LAYER, family.new_layer())
-    >>> family.hold(first)
-    >>> family.hold(first[:1])
-    >>> family.let_go(first)
+    >>> lineage = LineageLayers()
+    >>> first = (FIRST_LAYER, lineage.new_layer())
+    >>> lineage.hold(first)
+    >>> lineage.hold(first[:1])
+    >>> lineage.let_go(first)
     ('1',)
     """
 
@@ -40,7 +40,7 @@ class Family:
             self.members[0](layers)
 
     def new_layer(self) -> str:
-        """Return a name that was never used in this family."""
+        """Return a name that was never used in this lineage."""
         return str(next(self._numbers))
 
     def keep(self, checkpoint: CheckpointId, layers: tuple[str, ...]) -> None:
