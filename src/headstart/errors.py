@@ -212,6 +212,9 @@ class BackendUnavailable(BackendError):
 class SandboxPaused(BackendError):
     """A sandbox stands still, so what was asked for cannot be done until it is resumed."""
 
+    def __init__(self, sandbox: str) -> None:
+        super().__init__(f"{sandbox} is paused, and nothing can be done in it", hint="resume it first")
+
 
 class SessionUnknown(HeadstartError):
     """No such session: it never was, or has ended."""

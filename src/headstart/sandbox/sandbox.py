@@ -73,7 +73,7 @@ class Sandbox:
     def _must_move(self) -> None:
         """Refuse at once what would wait until it is resumed."""
         if self._current().paused:
-            raise SandboxPaused(f"{self.id} is paused, and nothing can be done in it", hint="resume it first")
+            raise SandboxPaused(self.id)
 
     @staticmethod
     @asynccontextmanager

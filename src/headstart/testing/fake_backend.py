@@ -418,7 +418,7 @@ class FakeSandbox:
     def _check_moving(self) -> None:
         self._check()
         if self._paused:
-            raise SandboxPaused(f"sandbox {self.id} is paused", hint="resume it first")
+            raise SandboxPaused(self.id)
 
     async def _end(self, process: FakeProcess) -> None:
         with anyio.CancelScope(shield=True):

@@ -202,7 +202,7 @@ class SpawnedSandbox:
     def _is_paused(self) -> BackendError:
         if self._channel.lost.is_set():
             return BackendError(f"{self.id} is gone")
-        return SandboxPaused(f"{self.id} is paused, and nothing can be done in it", hint="resume it first")
+        return SandboxPaused(self.id)
 
     def _group_folders(self) -> list[str]:
         """Return the folders of the control groups that it has for itself, with its init in them."""

@@ -235,14 +235,9 @@ class Errand:
 
     def _running(self) -> list[int]:
         """List what runs beside its init, as far as we can see who is whose child; a control group forgets nobody."""
-        if not self._groups:
-            found = processes.descendants(self._init)
-        elif any(_is_alone(group) for group in self._groups):
+        if any(_is_alone(group) for group in self._groups):
             return []
-        else:
-            with open(self._groups[0] + "/cgroup.procs") as listing:
-                found = [int(pid) for pid in listing.read().split()]
-        return [pid for pid in found if pid != self._init and processes.is_alive(pid)]
+        return [pid for pid in processes.members(self._init, self._groups) if processes.is_alive(pid)]
 
     @staticmethod
     def _targets(plan: dict[str, Any]) -> set[str]:

@@ -50,7 +50,7 @@ def thaw(init: int, groups: Sequence[str]) -> None:
         with open(freezer + "/cgroup.freeze", "w") as frozen_group:
             frozen_group.write("0")
         return
-    for pid in processes.descendants(init):
+    for pid in processes.members(init, groups):
         try:
             os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
@@ -128,7 +128,7 @@ class _Stopping:
     def all_stand(self) -> bool:
         """Stop those that move and may be stopped; who was forked meanwhile is seen the next time."""
         self._rounds += 1
-        listed = self._members()
+        listed = processes.members(self._init, self._groups)
         seen = {pid: seen for pid in listed for seen in _glance(pid)}
         moving = {pid for pid in seen if self._moves(pid, seen[pid])}
         for pid in moving:
@@ -136,7 +136,9 @@ class _Stopping:
             is_ours = parent == self._init or parent in seen
             if is_ours and (parent not in moving or self._rounds > _ORDERLY_ROUNDS):
                 self._stop(pid, seen[pid])
-        return not moving and len(seen) == len(listed) and set(self._members()) == set(listed)
+        return (
+            not moving and len(seen) == len(listed) and set(processes.members(self._init, self._groups)) == set(listed)
+        )
 
     def undo(self) -> None:
         """Let those go on that we have stopped, children first; nobody else."""
@@ -152,13 +154,6 @@ class _Stopping:
             self._stopped.append((pid, seen.began))
         self._told[pid] = self._told.get(pid, 0) + 1
         _tell(pid, seen.began, signal.SIGSTOP)
-
-    def _members(self) -> list[int]:
-        """List what is in it beside its init, ended or not; a control group forgets nobody who forks while we look."""
-        if not self._groups:
-            return processes.descendants(self._init)
-        with open(self._groups[0] + "/cgroup.procs") as listing:
-            return [pid for pid in map(int, listing.read().split()) if pid != self._init]
 
 
 def _tell(pid: int, began: int, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Sequence
 
 __all__ = [
     "children",
@@ -14,6 +15,7 @@ __all__ = [
     "is_below",
     "kill_everything_below",
     "kill_everything_in_namespace",
+    "members",
     "pause",
     "reap",
 ]
@@ -81,6 +83,17 @@ def descendants(pid: int) -> list[int]:
     for child in found:  # grows while we walk: breadth first
         found.extend(children(child))
     return found
+
+
+def members(init: int, groups: Sequence[str]) -> list[int]:
+    """List what is in a sandbox beside its init, ended or not; a control group forgets nobody who forks while we look.
+
+    `groups` are the folders of its control groups; there may be none.
+    """
+    if not groups:
+        return descendants(init)
+    with open(groups[0] + "/cgroup.procs") as listing:
+        return [pid for pid in map(int, listing.read().split()) if pid != init]
 
 
 def reap() -> list[tuple[int, int]]:
