@@ -28,8 +28,11 @@ from headstart.backends.contract import (
     Leftovers,
     Network,
     Prepared,
+    Process,
     RunningSandbox,
     Template,
+    TerminalProcess,
+    TerminalSize,
     Usage,
 )
 from headstart.backends.zygote import ForkRequest, ZygoteProcess, zygote_command
@@ -168,6 +171,15 @@ class PlainSandbox:
         raise NotImplementedError
 
     def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
+        raise NotImplementedError
+
+    def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:
+        raise NotImplementedError
+
+    def start_on_terminal(self, command: Command, size: TerminalSize) -> AbstractAsyncContextManager[TerminalProcess]:
+        raise NotImplementedError
+
+    async def wait_lost(self) -> None:
         raise NotImplementedError
 
     async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:

@@ -26,8 +26,11 @@ from headstart.backends.contract import (
     Identity,
     Leftovers,
     Prepared,
+    Process,
     RunningSandbox,
     Template,
+    TerminalProcess,
+    TerminalSize,
     Usage,
 )
 from headstart.backends.local import open_local_backend
@@ -93,6 +96,12 @@ class MutantSandbox:
     def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         return self.inner.start(command, descriptors=descriptors)
 
+    def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:
+        return self.inner.start_on(command, descriptors)
+
+    def start_on_terminal(self, command: Command, size: TerminalSize) -> AbstractAsyncContextManager[TerminalProcess]:
+        return self.inner.start_on_terminal(command, size)
+
     def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         return self.inner.attach(descriptors=descriptors)
 
@@ -120,6 +129,9 @@ class MutantSandbox:
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         await self.inner.forget(checkpoint)
+
+    async def wait_lost(self) -> None:
+        await self.inner.wait_lost()
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -329,6 +341,23 @@ class OutlivesItsEnd(MutantSandbox):
             await super().aclose()
 
 
+class StartsOnPipesOfItsOwn(MutantSandbox):
+    def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:
+        return self.inner.start(command, descriptors=descriptors)
+
+
+class LeavesWhatItStarted(MutantSandbox):
+    @asynccontextmanager
+    async def start_on(self, command: Command, descriptors: Sequence[int]) -> AsyncGenerator[Process]:
+        self._left = self.inner.start_on(command, descriptors)
+        yield await self._left.__aenter__()
+
+
+class ForgetsTheSize(MutantSandbox):
+    def start_on_terminal(self, command: Command, size: TerminalSize) -> AbstractAsyncContextManager[TerminalProcess]:
+        return self.inner.start_on_terminal(command, replace(size, rows=24))
+
+
 class LeaksEnvironment(Mutant):
     async def prepare(self, template: Template) -> Prepared:
         command = replace(template.command, env={**os.environ, **template.command.env})
@@ -381,6 +410,24 @@ MUTANTS: list[tuple[str, Callable[[Backend], Any], str, str]] = [
         "instead: BackendError",
     ),
     ("cuts in silence", lambda backend: Mutant(backend, CutsInSilence), "beyond 1 MiB", "cut at 1 MiB"),
+    (
+        "starts on pipes of its own",
+        lambda backend: Mutant(backend, StartsOnPipesOfItsOwn),
+        "can be started on given",
+        "what it says goes straight to them",
+    ),
+    (
+        "leaves what it started",
+        lambda backend: Mutant(backend, LeavesWhatItStarted),
+        "can be started on given",
+        "killed when it is left",
+    ),
+    (
+        "forgets the terminal's size",
+        lambda backend: Mutant(backend, ForgetsTheSize),
+        "started on a terminal",
+        "the size that was asked for",
+    ),
     ("drops stdin", lambda backend: Mutant(backend, DropsStdin), "stdin ends", "every byte of stdin arrives"),
     (
         "never closes",

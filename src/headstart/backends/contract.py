@@ -39,8 +39,11 @@ __all__ = [
     "Network",
     "Preload",
     "Prepared",
+    "Process",
     "RunningSandbox",
     "Template",
+    "TerminalProcess",
+    "TerminalSize",
     "Usage",
 ]
 
@@ -170,6 +173,8 @@ class Capabilities:
     """Files of sandboxes that start cold can be checkpointed and forked."""
     pausing: bool = False
     """Sandboxes can be paused and resumed."""
+    descriptors: bool = False
+    """Commands can be started on given descriptors, and on terminals."""
     weaker: tuple[str, ...] = ()
     """One line each: what is weaker here than the backend's best, and the cure."""
 
@@ -212,19 +217,8 @@ class Leftovers:
     directories: int = 0
 
 
-class ByteStreams(Protocol):
-    """The stdio of the entry command, as raw pipes."""
-
-    @property
-    def stdin(self) -> ByteSendStream: ...
-    @property
-    def stdout(self) -> ByteReceiveStream: ...
-    @property
-    def stderr(self) -> ByteReceiveStream: ...
-    @property
-    def forced_by(self) -> int | None:
-        """The signal that it took to end the command once it was detached; None: its closed stdin was enough."""
-        ...
+class Process(Protocol):
+    """A command that was started."""
 
     async def wait(self) -> ExitStatus:
         """Return when the command has ended. Cancelling leaves it running."""
@@ -238,6 +232,41 @@ class ByteStreams(Protocol):
         """Send SIGINT to the command's process group, as Ctrl-C does; harmless when it has ended.
 
         It arrives before any command begins that is started in the sandbox later.
+        """
+        ...
+
+
+class ByteStreams(Process, Protocol):
+    """A command with its stdio, as raw pipes."""
+
+    @property
+    def stdin(self) -> ByteSendStream: ...
+    @property
+    def stdout(self) -> ByteReceiveStream: ...
+    @property
+    def stderr(self) -> ByteReceiveStream: ...
+    @property
+    def forced_by(self) -> int | None:
+        """The signal that it took to end the command once it was detached; None: its closed stdin was enough."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSize:
+    """In characters."""
+
+    rows: int = 24
+    columns: int = 80
+
+
+class TerminalProcess(Process, Protocol):
+    """A command on a terminal of its own."""
+
+    @property
+    def descriptor(self) -> int:
+        """The terminal's other side: what is written there was typed, what is read there is shown.
+
+        It is closed when the command's block is left.
         """
         ...
 
@@ -400,6 +429,22 @@ class RunningSandbox(Protocol):
         """
         ...
 
+    def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:
+        """As `start`, but the command's 0, 1, 2, … are given; they stay open here.
+
+        Raises:
+            BackendError: As `start`, or this backend cannot (`Capabilities.descriptors`).
+        """
+        ...
+
+    def start_on_terminal(self, command: Command, size: TerminalSize) -> AbstractAsyncContextManager[TerminalProcess]:
+        """As `start`, on a terminal that is the sandbox's own and the command's controlling one.
+
+        Raises:
+            BackendError: As `start_on`.
+        """
+        ...
+
     def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         """Start the template's entry command (once per sandbox) and yield its stdio.
 
@@ -475,6 +520,10 @@ class RunningSandbox(Protocol):
         ...
 
     async def usage(self) -> Usage: ...
+
+    async def wait_lost(self) -> None:
+        """Return when the sandbox is gone, whoever ended it."""
+        ...
 
     async def aclose(self) -> None:
         """Kill everything in it, paused or not, and remove it. Idempotent; completes under cancellation."""

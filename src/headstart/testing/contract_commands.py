@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import termios
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Final
 
 import anyio
 
-from headstart.backends.contract import ByteStreams, Command, ExitStatus
+from headstart.backends.contract import (
+    ByteStreams,
+    Capabilities,
+    Command,
+    ExitStatus,
+    Process,
+    TerminalProcess,
+    TerminalSize,
+)
 from headstart.errors import BackendError
 from headstart.testing.contract_trial import (
     DAEMON,
@@ -29,6 +39,10 @@ __all__ = ["COMMAND_CHECKS"]
 CANARY: Final = "HEADSTART_CONTRACT_CANARY"
 PRIVATE_PLACES: Final = {"HOME", "TMPDIR", "PATH"}
 MEBIBYTE: Final = 1 << 20
+
+
+def _takes_descriptors(capabilities: Capabilities) -> bool:
+    return capabilities.descriptors
 
 
 @check("a failing command is data")
@@ -71,6 +85,88 @@ async def environment(trial: Trial) -> None:
     expect({name: seen.get(name) for name in expected} == expected, "what was given arrives", seen)
     extra = seen.keys() - expected.keys() - PRIVATE_PLACES
     expect(not extra, "nothing else does, except where its private places are", sorted(extra))
+
+
+@check("a command can be started on given descriptors", claimed=_takes_descriptors)
+async def given_descriptors(trial: Trial) -> None:
+    async with trial.sandbox() as sandbox:
+        with _pipe() as (told, tell), _pipe() as (read, write):
+            os.write(tell, b"hello\n")
+            async with sandbox.start_on(
+                trial.shell("read line; echo $line; echo >&2 apart"), (told, write, write)
+            ) as process:
+                status = await _status_within(20, process)
+            said = os.read(read, 100) if select.select([read], [], [], 0)[0] else b""
+            expect(said == b"hello\napart\n", "what it says goes straight to them", said)
+            expect(status == ExitStatus(code=0), "its end is told", status)
+            async with sandbox.start_on(trial.shell("echo up; exec sleep 60"), (told, write, write)) as process:
+                await anyio.wait_readable(read)
+                os.read(read, 100)
+                await process.interrupt()
+                status = await _status_within(20, process)
+            expect(status == ExitStatus(signal=signal.SIGINT), "it can be interrupted", status)
+        with _pipe() as (read, write):
+            line = trial.shell("while :; do echo x; sleep 0.05; done")
+            async with sandbox.start_on(line, (read, write, write)):
+                await anyio.wait_readable(read)
+            os.set_blocking(read, False)
+            os.read(read, 65_536)
+            done = await trial.sh(sandbox, "sleep 0.2")
+            expect(not select.select([read], [], [], 0)[0], "it is killed when it is left", done)
+
+
+@check("a command can be started on a terminal of the sandbox's own", claimed=_takes_descriptors)
+async def terminal(trial: Trial) -> None:
+    async with trial.sandbox() as sandbox:
+        size = TerminalSize(rows=11, columns=77)
+        async with sandbox.start_on_terminal(
+            trial.shell("tty; stty size; echo $(ps -o tty= $$ | wc -l)"), size
+        ) as shown:
+            said = await _all_shown(shown)
+            expect(b"/dev/pts/" in said, "it has a name inside", said)
+            expect(b"11 77" in said, "it has the size that was asked for", said)
+        async with sandbox.start_on_terminal(trial.shell("echo up; exec sleep 60"), size) as shown:
+            await anyio.wait_readable(shown.descriptor)
+            os.write(shown.descriptor, b"\x03")
+            status = await _status_within(20, shown)
+            expect(status == ExitStatus(signal=signal.SIGINT), "Ctrl-C interrupts what runs on it", status)
+        async with sandbox.start_on_terminal(
+            trial.shell("trap 'stty size; exit 3' WINCH; echo up; while :; do sleep 0.05; done"), size
+        ) as shown:
+            await anyio.wait_readable(shown.descriptor)
+            termios.tcsetwinsize(shown.descriptor, (30, 100))
+            said = await _all_shown(shown)
+            expect(b"30 100" in said, "who runs on it is told that it has another size", said)
+            expect(await shown.wait() == ExitStatus(code=3), "its end is told", said)
+
+
+async def _status_within(seconds: float, process: Process) -> ExitStatus | None:
+    with anyio.move_on_after(seconds):
+        return await process.wait()
+    return None
+
+
+async def _all_shown(shown: TerminalProcess) -> bytes:
+    """Return what comes until nobody has the terminal any more."""
+    os.set_blocking(shown.descriptor, False)
+    said = b""
+    with anyio.fail_after(20):
+        while True:
+            await anyio.wait_readable(shown.descriptor)
+            try:
+                said += os.read(shown.descriptor, 65_536)
+            except OSError:  # EIO: how a terminal tells its end
+                return said
+
+
+@contextmanager
+def _pipe() -> Generator[tuple[int, int]]:
+    ends = os.pipe2(os.O_CLOEXEC)
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 @check("stdin ends: a command that reads it gets what was given, then end of file")
@@ -244,6 +340,8 @@ async def stubborn_entry(trial: Trial) -> None:
 COMMAND_CHECKS: Final[tuple[Check, ...]] = (
     failing_command,
     missing_program,
+    given_descriptors,
+    terminal,
     environment,
     stdin,
     clean_start,

@@ -41,7 +41,10 @@ from headstart.backends.contract import (
     Leftovers,
     Network,
     Prepared,
+    Process,
     Template,
+    TerminalProcess,
+    TerminalSize,
     Usage,
 )
 from headstart.backends.output import communicate
@@ -283,6 +286,7 @@ class FakeSandbox:
         self._attached = False
         self._gone: str | None = None
         self._paused = False
+        self._is_gone = anyio.Event()
         self._kept: dict[CheckpointId, FakeFiles] = {}
         self.files = FakeFiles(template.private_home, check=self._check_moving)
         """Its own; no program sees them, and they go with it."""
@@ -313,6 +317,16 @@ class FakeSandbox:
             process.kill()
             with anyio.CancelScope(shield=True):
                 await process.wait()
+
+    def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:  # noqa: ARG002
+        raise BackendError(f"{self.id} is a fake: it can be given no descriptors")
+
+    def start_on_terminal(
+        self,
+        command: Command,  # noqa: ARG002
+        size: TerminalSize,  # noqa: ARG002
+    ) -> AbstractAsyncContextManager[TerminalProcess]:
+        raise BackendError(f"{self.id} is a fake: it has no terminals")
 
     def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         if descriptors:
@@ -388,8 +402,12 @@ class FakeSandbox:
         self._check()
         return self._backend.usage_of(self._template.name, self.processes)
 
+    async def wait_lost(self) -> None:
+        await self._is_gone.wait()
+
     async def aclose(self) -> None:
         self._gone = self._gone or "it was closed"
+        self._is_gone.set()
         self.kill()
         with anyio.CancelScope(shield=True):
             for process in self._running:
@@ -404,6 +422,7 @@ class FakeSandbox:
     def lose(self) -> None:
         """Kill what runs in it, and the sandbox."""
         self._gone = "its init died"
+        self._is_gone.set()
         self.kill()
 
     def _spawn(self, command: Command) -> FakeProcess:

@@ -89,6 +89,7 @@ class LocalBackend:
             private_folders=True,
             layers=True,
             pausing=True,
+            descriptors=True,
             network=frozenset({Network.NONE, Network.HOST}),
             limits={"memory", "pids", "cpu"} <= self._groups.controllers,
             weaker=tuple(self._weaknesses()),

@@ -89,6 +89,7 @@ class ProcessBackend:
             isolation="none",
             zygotes=True,
             pausing=True,
+            descriptors=True,
             network=frozenset({Network.HOST}),
             limits=False,
             weaker=(

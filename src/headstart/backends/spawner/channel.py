@@ -215,9 +215,17 @@ class Channel:
 
     _why_lost = "the sandbox is gone"
 
-    async def execute(self, command: Command, descriptors: Sequence[int], *, own_tree: bool = False) -> Execution:
+    async def execute(
+        self,
+        command: Command,
+        descriptors: Sequence[int],
+        *,
+        own_tree: bool = False,
+        terminal: str | None = None,
+    ) -> Execution:
         """Start a command whose descriptors 0, 1, 2, … are the given ones (which stay open here).
 
+        With `terminal`, the path of one inside, that is all three of them, and its controlling one.
         With `own_tree`, what it starts stays below it, even daemons, until it ends.
         If cancelled, the command is killed.
 
@@ -233,6 +241,7 @@ class Channel:
             "env": dict(command.env),
             "cwd": command.cwd,
             "own_tree": own_tree,
+            "terminal": terminal,
         }
         was_sent = False
         try:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import posixpath
 import signal
+import struct
+import termios
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -20,7 +24,10 @@ from headstart.backends.contract import (
     Completed,
     ExitStatus,
     Identity,
+    Process,
     RunningSandbox,
+    TerminalProcess,
+    TerminalSize,
     Usage,
 )
 from headstart.backends.output import communicate
@@ -32,7 +39,7 @@ from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream
 from headstart.errors import BackendError, SandboxPaused
 from headstart.ids import SandboxId
 
-__all__ = ["CommandStreams", "SpawnedSandbox"]
+__all__ = ["SpawnedSandbox"]
 
 _ALWAYS_SET = ("PATH", "HOME", "TMPDIR")
 _POLITE_S = 1.0
@@ -45,14 +52,10 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True, kw_only=True)
-class CommandStreams:
-    """Implements `ByteStreams`."""
+class GivenProcess:
+    """Implements `Process`."""
 
-    stdin: PipeSendStream
-    stdout: PipeReceiveStream
-    stderr: PipeReceiveStream
     execution: Execution
-    forced_by: int | None = None
 
     async def wait(self) -> ExitStatus:
         return await self.execution.wait()
@@ -62,6 +65,23 @@ class CommandStreams:
 
     async def interrupt(self) -> None:
         await self.execution.signal(signal.SIGINT)
+
+
+@dataclass(slots=True, kw_only=True)
+class CommandOnTerminal(GivenProcess):
+    """Implements `TerminalProcess`."""
+
+    descriptor: int
+
+
+@dataclass(slots=True, kw_only=True)
+class CommandStreams(GivenProcess):
+    """Implements `ByteStreams`."""
+
+    stdin: PipeSendStream
+    stdout: PipeReceiveStream
+    stderr: PipeReceiveStream
+    forced_by: int | None = None
 
 
 class SpawnedSandbox:
@@ -111,20 +131,50 @@ class SpawnedSandbox:
     @asynccontextmanager
     async def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AsyncGenerator[ByteStreams]:
         """See `RunningSandbox.start`."""
-        folder = posixpath.join(self._entry.cwd or "/", command.cwd or "")
-        complete = replace(command, env={**self._base_env, **command.env}, cwd=folder)
         pipes = StdioPipes.open()
         try:
-            execution = await self._execute(complete, pipes, descriptors, own_tree=True)
-            try:
+            execution = await self._execute(self._complete(command), pipes, descriptors, own_tree=True)
+            async with _ending(execution):
                 yield _streams(pipes, execution)
-            except BaseException:
-                await _end_at_once(execution)  # with what it left, if it has ended itself
-                raise
-            if not execution.has_ended:
-                await _end_at_once(execution)
         finally:
             pipes.close()
+
+    @asynccontextmanager
+    async def start_on(self, command: Command, descriptors: Sequence[int]) -> AsyncGenerator[Process]:
+        """See `RunningSandbox.start_on`."""
+        async with self._gate.passing():
+            execution = await self._channel.execute(self._complete(command), descriptors, own_tree=True)
+        async with _ending(execution):
+            yield GivenProcess(execution=execution)
+
+    @asynccontextmanager
+    async def start_on_terminal(self, command: Command, size: TerminalSize) -> AsyncGenerator[TerminalProcess]:
+        """See `RunningSandbox.start_on_terminal`."""
+        descriptor, path = await self._make_terminal(size)
+        try:
+            async with self._gate.passing():
+                execution = await self._channel.execute(self._complete(command), (), own_tree=True, terminal=path)
+            async with _ending(execution):
+                yield CommandOnTerminal(execution=execution, descriptor=descriptor)
+        finally:
+            os.close(descriptor)
+
+    async def _make_terminal(self, size: TerminalSize) -> tuple[int, str]:
+        """Return a descriptor of our side of a new terminal, and the path of the other inside."""
+        async with self._gate.passing():
+            told, descriptors = await self._channel.ask("terminal", path="/dev/ptmx")
+        match told, descriptors:
+            case {"path": str() as path}, [descriptor] if os.isatty(descriptor):
+                fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("4H", size.rows, size.columns, 0, 0))
+                return descriptor, path
+            case _:
+                for each in descriptors:
+                    os.close(each)
+                raise BackendError(f"{self.id} has no terminal to give: {told.get('error', 'it does not say why')}")
+
+    def _complete(self, command: Command) -> Command:
+        folder = posixpath.join(self._entry.cwd or "/", command.cwd or "")
+        return replace(command, env={**self._base_env, **command.env}, cwd=folder)
 
     def attach(self, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         """See `RunningSandbox.attach`."""
@@ -268,6 +318,18 @@ class SpawnedSandbox:
                 if not self._closed:
                     self._closed = True
                     await self._remove()
+
+
+@asynccontextmanager
+async def _ending(execution: Execution) -> AsyncGenerator[None]:
+    """See a command to its end: what it has left running goes on only if both ended in peace."""
+    try:
+        yield
+    except BaseException:
+        await _end_at_once(execution)  # with what it left, if it has ended itself
+        raise
+    if not execution.has_ended:
+        await _end_at_once(execution)
 
 
 def _streams(pipes: StdioPipes, execution: Execution) -> CommandStreams:

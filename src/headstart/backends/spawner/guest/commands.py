@@ -69,7 +69,12 @@ def start_marked(message: dict[str, Any], descriptors: list[int], init: SparedIn
     """
     program = _find(message)
     placed = _out_of_the_way(descriptors)
-    moves = [(os.POSIX_SPAWN_DUP2, descriptor, number) for number, descriptor in enumerate(placed)]
+    moves: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_DUP2, descriptor, number) for number, descriptor in enumerate(placed)
+    ]
+    if message["terminal"] is not None:  # who begins a session controls the first terminal that he opens
+        moves.append((os.POSIX_SPAWN_OPEN, 0, message["terminal"], os.O_RDWR, 0))
+        moves += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
     before = resource.getrlimit(_RLIMIT_LOCKS)
     try:
         _enter(message["cwd"])
@@ -180,6 +185,15 @@ def _find(message: dict[str, Any]) -> str:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
+def _have_terminal(path: str) -> None:
+    """Make it this process's controlling one, and its 0, 1 and 2."""
+    terminal = os.open(path, os.O_RDWR)
+    for number in range(3):
+        os.dup2(terminal, number)
+    if terminal > 2:
+        os.close(terminal)
+
+
 def _become(program: str, message: dict[str, Any], descriptors: list[int], trouble: int) -> NoReturn:
     """Turn this fresh fork into the command; report through `trouble` if that is impossible.
 
@@ -190,6 +204,8 @@ def _become(program: str, message: dict[str, Any], descriptors: list[int], troub
         moved = _out_of_the_way(descriptors)
         for number, descriptor in enumerate(moved):
             os.dup2(descriptor, number)
+        if message["terminal"] is not None:
+            _have_terminal(message["terminal"])
         if message["own_tree"]:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)

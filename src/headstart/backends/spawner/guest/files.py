@@ -1,4 +1,4 @@
-"""Opening and naming files for the service, as the sandbox's user and in the sandbox's own file tree.
+"""Opening and naming files (and terminals) for the service, as the sandbox's user and in the sandbox's own file tree.
 
 A path means here what it means to a command of the sandbox, links and `..` included, and can
 reach nothing that a command could not. Content does not pass through this process: the
@@ -11,12 +11,15 @@ old content or the new. `create` says where that is, `place` puts it there.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import struct
 from typing import Any
 
 __all__ = ["OPERATIONS", "answer"]
 
+_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
 _NEW_FILE = 0o666
 _UNFINISHED = 0o600
 _TRIES = 8
@@ -109,6 +112,18 @@ def _remove(message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     return {}, []
 
 
+def _terminal(message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """Make a terminal; hand out the side that shows it, and tell the `path` of the one that a command gets."""
+    ours = os.open(message["path"], os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(ours, _TIOCSPTLCK, struct.pack("i", 0))
+        number = struct.unpack("I", fcntl.ioctl(ours, _TIOCGPTN, bytes(4)))[0]
+    except OSError:
+        os.close(ours)
+        raise
+    return {"path": f"/dev/pts/{number}"}, [ours]
+
+
 def _umask() -> int:
     """Return ours; the only way to read it is to set it, and we are one thread."""
     mask = os.umask(0)
@@ -124,5 +139,6 @@ OPERATIONS = {
     "make-folder": _make_folder,
     "rename": _rename,
     "remove": _remove,
+    "terminal": _terminal,
 }
 """What may be asked for, by the name of its `op`; each takes the message and returns what `answer` does."""

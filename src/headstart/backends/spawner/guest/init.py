@@ -6,7 +6,8 @@ namespace, that is one `exit`; without one, the init is a subreaper and kills wh
 is below it.
 
 Messages in:
-    `{"op": "exec", "id", "argv", "env", "cwd", "own_tree"}` with descriptors for 0, 1, 2, …
+    `{"op": "exec", "id", "argv", "env", "cwd", "own_tree", "terminal"}` with descriptors for 0, 1, 2, …, or none
+        and the path of a terminal, which is all three
     `{"op": "signal", "id", "signal"}`   to the command's process group
     `{"op": "kill", "id"}`               SIGKILL to the command and everything below it
     `{"op": "open" | …, "id", "path"}`   something about files, see `files`
