@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import anyio
@@ -29,6 +30,8 @@ from .driving import (
 
 pytestmark = pytest.mark.anyio
 
+_SOMEBODY = 4242
+
 
 @pytest.mark.parametrize("mode", list(MountMode))
 async def test_a_mount_is_read_and_written_as_its_mode_says(mappable_path: Path, mode: MountMode) -> None:
@@ -48,6 +51,22 @@ async def test_a_mount_is_read_and_written_as_its_mode_says(mappable_path: Path,
     }[mode]
     if (source / "made").exists():
         assert (source / "made").stat().st_uid == os.geteuid()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+async def test_git_reads_a_mounted_repository_that_shows_as_somebody_elses(mappable_path: Path) -> None:
+    source = mappable_path / "project"
+    source.mkdir()
+    environment = {"HOME": str(mappable_path), "PATH": os.environ["PATH"]}
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for words in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
+        await anyio.run_process(["git", *words], cwd=source, env=environment)
+    if os.geteuid() == 0:
+        for path in (source, *source.rglob("*")):
+            os.chown(path, _SOMEBODY, _SOMEBODY)
+    mount = Mount(source=mappable_path, target=Path("/projects"), mode=MountMode.READ_ONLY)
+    async with sandbox_in(mappable_path / "state", template(mount)) as sandbox:
+        assert await output(sandbox, "git -C /projects/project log --format=%s") == "first"
 
 
 async def test_an_overlay_is_each_sandboxs_own_and_can_delete_what_it_covers(mappable_path: Path) -> None:

@@ -170,4 +170,5 @@ def _files(template: Template) -> dict[str, str]:
         "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
         "/etc/hostname": "sandbox\n",
         "/etc/shells": "/bin/sh\n",
+        "/etc/gitconfig": "[safe]\n\tdirectory = *\n",  # where ids cannot be mapped, what is mounted is nobody's
     }
