@@ -4,7 +4,8 @@ The folders are the architecture, listed from the top; each may import what is b
 `cli`, `bench`, `sandbox`, `proxy`, `gateway`, `api`, `runtime`, `backends`, `core`, and at the
 bottom `config`, `errors`, `ids`, `clock`, `version`. What is meant to be used from Python is here:
 `Sandbox`, `Sandboxes`, `SandboxOptions`, `SandboxCheckpoint`, `Branch`, `CommandResult`, `OnOutput`, and for code that keeps its state
-`Kernel`, `CellResult`, `CellError`, `Shell`, `ShellResult`.
+`Kernel`, `CellResult`, `CellError`, `Shell`, `ShellResult`; and `connect` to use those that live in the service, which are
+`HostedSandboxes`, `HostedSandbox` and `HostedInfo`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
         CellError,
         CellResult,
         CommandResult,
+        HostedInfo,
+        HostedSandbox,
+        HostedSandboxes,
         Kernel,
         OnOutput,
         Sandbox,
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
         SandboxOptions,
         Shell,
         ShellResult,
+        connect,
     )
 
 __all__ = [
@@ -34,6 +39,9 @@ __all__ = [
     "CellError",
     "CellResult",
     "CommandResult",
+    "HostedInfo",
+    "HostedSandbox",
+    "HostedSandboxes",
     "Kernel",
     "OnOutput",
     "Sandbox",
@@ -43,6 +51,7 @@ __all__ = [
     "Shell",
     "ShellResult",
     "__version__",
+    "connect",
 ]
 
 __version__ = VERSION

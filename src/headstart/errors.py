@@ -18,6 +18,7 @@ The tree; one class per fact, flat where it can be::
     ├── BackendError             a backend failed at its own work
     │   ├── BackendUnavailable   … because this machine cannot run it
     │   └── SandboxPaused        … because the sandbox stands still until it is resumed
+    ├── SandboxUnknown           no such sandbox in the service (or it has ended)
     └── SessionUnknown           no such session (or it has ended)
 
 A message names what, where and the cure. `hint` is the cure alone, so that the CLI
@@ -41,6 +42,7 @@ __all__ = [
     "NotCapturable",
     "SandboxLost",
     "SandboxPaused",
+    "SandboxUnknown",
     "ServerUnavailable",
     "SessionUnknown",
     "StartTimedOut",
@@ -214,6 +216,10 @@ class SandboxPaused(BackendError):
 
     def __init__(self, sandbox: str) -> None:
         super().__init__(f"{sandbox} is paused, and nothing can be done in it", hint="resume it first")
+
+
+class SandboxUnknown(HeadstartError):
+    """No such sandbox lives in the service: it never did, or has ended; the message says which."""
 
 
 class SessionUnknown(HeadstartError):

@@ -118,14 +118,6 @@ def run_headstart(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_serve_without_anything_to_serve_says_how_to_begin(tmp_path: Path) -> None:
-    (tmp_path / "headstart.toml").touch()
-    done = run_headstart("serve", "--state-dir", str(tmp_path / "state"), cwd=tmp_path)
-    assert done.returncode == 2
-    assert "nothing to serve" in done.stderr
-    assert "hint: headstart init --from .mcp.json" in done.stderr
-
-
 def test_init_with_a_bad_upstream_leaves_no_file_behind(tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text('{"mcpServers": {"a": {"command": "true"}}}')
     options = ("--from", "mcp.json", "--upstream", "localhost:8000", "--state-dir", str(tmp_path / "state"))

@@ -1,4 +1,4 @@
-"""Puts the service together: backend, runtime, gateway, proxy and control routes on one port."""
+"""Puts the service together: backend, runtime, gateway, proxy and control routes on one port, sandboxes behind a socket."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from headstart.ids import LOCAL_PRINCIPAL, PRINCIPAL_SCOPE_KEY, PrincipalId, Ran
 from headstart.proxy.app import ModelProxy, open_proxy
 from headstart.proxy.refusals import Refusal
 from headstart.runtime.service import Service
+from headstart.sandbox.hosted import SandboxHost, open_door
 
 __all__ = ["Application", "nothing_at", "open_application"]
 
@@ -103,6 +104,8 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
         open_proxy(
             settings.upstreams, observe=service.observe, principal_of=_principal_of, clock=clock, ids=ids
         ) as proxy,
+        SandboxHost.open(backend, clock=clock, ids=ids) as host,
+        open_door(host, settings.state_dir),
     ):
         control = Control(settings=settings, backend=backend, service=service, proxy=proxy, clock=clock, stop=stop)
         routes = _Routes(gateway=gateway, proxy=proxy, control=control_app(control, token=token))

@@ -25,14 +25,13 @@ def serve(
     config: ConfigOption = None,
     state_dir: StateOption = None,
 ) -> None:
-    """Run the gateway and the proxy on one port.
+    """Run the gateway and the proxy on one port, and host sandboxes.
 
     It runs until it is interrupted, or told to end by `headstart stop`.
     """
     import logging
 
     from headstart.config.load import check_port_safety
-    from headstart.errors import ConfigError
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if verbose:  # of ours alone: what HTTP libraries tell has URLs in it, and URLs have credentials in them
@@ -41,9 +40,6 @@ def serve(
     changed = {name: value for name, value in {"host": host, "port": port}.items() if value is not None}
     settings = replace(settings, service=replace(settings.service, **changed))
     check_port_safety(settings, where="--host" if host is not None else "headstart serve")
-    if not settings.servers and not settings.upstreams:
-        hint = "headstart init --from .mcp.json writes a headstart.toml; --mcp FILE names servers directly"
-        raise ConfigError("nothing to serve: no servers and no upstreams", where="headstart serve", hint=hint)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the service catches it there is nothing to tidy up
     from headstart.cli.serving import run_service
 

@@ -137,6 +137,9 @@ async def _stop_on_signal(signals: AsyncIterator[signal.Signals], stop: Callable
 
 
 def _announce(settings: Settings, url: str, application: Application) -> None:
+    if not settings.servers and not settings.upstreams:
+        say(f"headstart: {url} hosts sandboxes (headstart sandbox create); no servers and no upstreams are configured")
+        say("hint: headstart init --from .mcp.json writes a headstart.toml; --mcp FILE names servers directly")
     unusable = application.service.unusable
     usable = [server.name for server in settings.servers if server.name not in unusable]
     count = f"{len(usable)} of {len(settings.servers)}" if unusable else str(len(usable))

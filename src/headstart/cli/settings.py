@@ -30,7 +30,7 @@ def read_settings(config: Path | None, state: Path | None = None, *, mcp_files: 
     """Read the settings that a command runs with.
 
     Raises:
-        ConfigError: A named file is missing or wrong, or there is nothing to serve.
+        ConfigError: A named file is missing or wrong.
     """
     from headstart.config.load import load_settings
 

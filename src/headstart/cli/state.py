@@ -8,10 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-import platformdirs
-
 from headstart.errors import ConfigError
-from headstart.runtime.state_files import unusable
+from headstart.runtime.state_files import state_dir, unusable
 
 __all__ = ["STATE_IN_USE_STATUS", "StateInUse", "only_one", "state_dir"]
 
@@ -47,19 +45,3 @@ def only_one(state_dir: Path) -> Generator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def state_dir(state: Path | None = None) -> Path:
-    """The state directory: the option, `$HEADSTART_STATE_DIR`, or the XDG one."""
-    if state is not None:
-        return _resolved(state)
-    named = os.environ.get("HEADSTART_STATE_DIR")
-    return _resolved(Path(named)) if named else platformdirs.user_state_path("headstart")
-
-
-def _resolved(path: Path) -> Path:
-    """Follow symbolic links; of those in a circle nothing is made, and whoever uses the path is told."""
-    try:
-        return path.resolve()
-    except RuntimeError:
-        return path.absolute()

@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON and back, exactly: events in a journal, records in a database.
 
 What a field's annotation says is what is read back: enums by value, tuples as tuples,
-`NewType` ids as their text, a union of `None` and one type as either. The plan for a class
+`NewType` ids as their text, mappings from text to text, a union of `None` and one type as either. The plan for a class
 is made once. Only what our own frozen records use is supported; anything else is a
 `TypeError` when the class is registered, not when the first record is read.
 """
@@ -158,6 +158,8 @@ def _converters(hint: Any) -> tuple[_Convert, _Convert]:
         return _same, (float if hint is float else _same)
     if typing.get_origin(hint) is tuple:
         return _tuple_converters(hint)
+    if typing.get_origin(hint) is Mapping and typing.get_args(hint) == (str, str):
+        return dict, dict
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _optional_converters(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):

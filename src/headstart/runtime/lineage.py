@@ -204,6 +204,24 @@ class SandboxLineage:
         """Return the state version of a branch; None if there is no such branch (any more)."""
         return next((each.version for each in self._machine.view().branches if each.id == branch), None)
 
+    @property
+    def checkpoints(self) -> tuple[SandboxCheckpoint, ...]:
+        """What is kept, the oldest first."""
+        versions = dict(self._machine.view().checkpoints)
+        return tuple(
+            SandboxCheckpoint(id=name, version=versions[name], capture=kept.capture, left_out=kept.left_out)
+            for name, kept in self._checkpoints.items()
+            if name in versions
+        )
+
+    async def wait_lost(self) -> None:
+        """Return when the sandbox that the name means is gone and none takes its place, or it was closed."""
+        while True:
+            sandbox = self._canonical
+            await sandbox.wait_lost()
+            if sandbox is self._canonical:
+                return
+
     # ------------------------------------------------------------ requests
 
     @asynccontextmanager

@@ -6,6 +6,8 @@ print((await box.run("python3 hello.py")).stdout)
 """
 
 from headstart.runtime.lineage import SandboxCheckpoint
+from headstart.sandbox.hosted.client import HostedSandbox, HostedSandboxes, connect
+from headstart.sandbox.hosted.messages import HostedInfo
 from headstart.sandbox.kernels import CellError, CellResult, Kernel, Shell, ShellResult
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.output import OnOutput
@@ -18,6 +20,9 @@ __all__ = [
     "CellError",
     "CellResult",
     "CommandResult",
+    "HostedInfo",
+    "HostedSandbox",
+    "HostedSandboxes",
     "Kernel",
     "OnOutput",
     "Sandbox",
@@ -26,4 +31,5 @@ __all__ = [
     "Sandboxes",
     "Shell",
     "ShellResult",
+    "connect",
 ]

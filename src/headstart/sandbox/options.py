@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -41,6 +41,15 @@ class SandboxOptions:
     pids: int | None = 512
     disk_mb: float | None = 1_000
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def complete(self) -> SandboxOptions:
+        """Return the same options, which mean the same in every process: with full paths.
+
+        Raises:
+            ConfigError: An option cannot be used; the message says which and why.
+        """
+        mounts = {str(mount.source): mount.mode.value for mount in self.template().mounts}
+        return replace(self, mounts=mounts, env=variables(self.env))
 
     def template(self) -> Template:
         """Return what the backend starts it from.

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Self
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
 
-from headstart.backends.contract import ByteStreams, Command, RunningSandbox, Usage
-from headstart.backends.output import take_output
+from headstart.backends.contract import (
+    ByteStreams,
+    Command,
+    Process,
+    RunningSandbox,
+    TerminalProcess,
+    TerminalSize,
+    Usage,
+)
 from headstart.core.actions import Effect
-from headstart.errors import BackendError, CommandTimedOut, SandboxPaused, TransactionRefused
+from headstart.errors import BackendError, SandboxPaused, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.lineage import SandboxCheckpoint, SandboxLineage
+from headstart.sandbox.commands import complete_command, run_to_end
 from headstart.sandbox.files import SandboxFiles
 from headstart.sandbox.kernels import CellResult, Kernel, Shell, ShellResult
 from headstart.sandbox.options import SandboxOptions, check_words, variables
-from headstart.sandbox.output import OnOutput, Taken
+from headstart.sandbox.output import OnOutput
 from headstart.sandbox.result import CommandResult
 from headstart.sandbox.sessions import Sessions
 
 __all__ = ["Branch", "Sandbox"]
+
+_P = TypeVar("_P", bound=Process)
 
 
 class Sandbox:
@@ -135,22 +145,15 @@ class Sandbox:
             CommandTimedOut: It took longer; it was killed.
             BackendError: The sandbox is gone, or there is no such program.
         """
-        taken, complete = Taken(on_output), self._complete(command, cwd, env)
-        async with self._running() as running, running.start(complete) as streams:
-            with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
-                status = await take_output(
-                    streams,
-                    stdin.encode() if isinstance(stdin, str) else stdin,
-                    stdout=taken.sinks[0],
-                    stderr=taken.sinks[1],
-                )
-                return CommandResult(status=status, stdout=taken.stdout, stderr=taken.stderr, truncated=taken.cut)
-            raise CommandTimedOut(f"{_shown(command)} had not ended after {timeout_s:g} s, and was killed")
+        complete = self._complete(command, cwd, env)
+        async with self._running() as running:
+            return await run_to_end(
+                running.start(complete), command, stdin=stdin, timeout_s=timeout_s, on_output=on_output
+            )
 
-    @asynccontextmanager
-    async def start(
+    def start(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[ByteStreams]:
+    ) -> AbstractAsyncContextManager[ByteStreams]:
         """Start a command and yield its `stdin`, `stdout` and `stderr`, to talk with it.
 
         Who does not read its output holds it up. When the block is left, it is killed with all that it started.
@@ -159,17 +162,60 @@ class Sandbox:
             BackendError: The sandbox is gone, or there is no such program.
         """
         complete = self._complete(command, cwd, env)
+        return self._beside(lambda running: running.start(complete))
+
+    def start_on_terminal(
+        self,
+        command: str | Sequence[str] = ("bash", "-i"),
+        size: TerminalSize = TerminalSize(),  # noqa: B008 it is frozen
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[TerminalProcess]:
+        """Start a command on a terminal of its own, and yield what shows that; the rest is as for `start`."""
+        complete = self._complete(command, cwd, {"TERM": "xterm-256color", **(env or {})})
+        return self._beside(lambda running: running.start_on_terminal(complete, size))
+
+    @asynccontextmanager
+    async def start_on(
+        self,
+        command: str | Sequence[str],
+        descriptors: Sequence[int],
+        *,
+        alone: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[Process]:
+        """Start a command whose 0, 1, 2, … are given; they stay open here. The rest is as for `start`.
+
+        Args:
+            command: As for `run`.
+            descriptors: What it gets.
+            alone: Have checkpoints, rollbacks and commits refused while it runs, as for `run`.
+            cwd: As for `run`.
+            env: As for `run`.
+        """
+        complete = self._complete(command, cwd, env)
+        if not alone:
+            async with self._beside(lambda running: running.start_on(complete, descriptors)) as process:
+                yield process
+            return
+        async with self._running() as running, running.start_on(complete, descriptors) as process:
+            yield process
+
+    @asynccontextmanager
+    async def _beside(self, start: Callable[[RunningSandbox], AbstractAsyncContextManager[_P]]) -> AsyncGenerator[_P]:
+        """Start something that runs beside everything else."""
         self._must_move()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._note_changes)
             async with self._running() as running:
-                streams = await stack.enter_async_context(running.start(complete))
-            yield streams
+                process = await stack.enter_async_context(start(running))
+            yield process
 
     def _complete(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Command:
-        argv = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
-        check_words(argv, cwd)
-        return Command(argv=argv, env={**self._env, **variables(env or {})}, cwd=cwd)
+        complete = complete_command(command, cwd, env)
+        return replace(complete, env={**self._env, **complete.env})
 
     async def _note_changes(self) -> None:
         """What ran beside everything else may have changed the state until now."""
@@ -286,8 +332,8 @@ class Sandbox:
         self._shell_states[kept.id] = asleep
         return kept
 
-    async def rollback(self, to: SandboxCheckpoint) -> None:
-        """Go back to a checkpoint. What runs is ended; other checkpoints and branches stay.
+    async def rollback(self, to: SandboxCheckpoint | str) -> None:
+        """Go back to a checkpoint, or to the one of this id. What runs is ended; other checkpoints and branches stay.
 
         The old state is there until the kept one stands beside it.
 
@@ -296,9 +342,9 @@ class Sandbox:
             BackendError: It failed, and the state is what it was.
         """
         self._may_be("rolled back")
-        await self._lineage.rollback(to.id)
+        await self._lineage.rollback(_id_of(to))
 
-    async def drop(self, checkpoint: SandboxCheckpoint) -> None:
+    async def drop(self, checkpoint: SandboxCheckpoint | str) -> None:
         """Let go of a checkpoint, and of the memory that only it needs.
 
         What this sandbox itself stands on stays, also where it has been overwritten since.
@@ -307,8 +353,14 @@ class Sandbox:
             TransactionRefused: It is no checkpoint of this sandbox.
         """
         self._may_be("asked to drop a checkpoint")
-        if await self._lineage.drop(checkpoint.id):
-            self._shell_states.pop(checkpoint.id, None)
+        name = _id_of(checkpoint)
+        if await self._lineage.drop(name):
+            self._shell_states.pop(name, None)
+
+    @property
+    def checkpoints(self) -> tuple[SandboxCheckpoint, ...]:
+        """What can be gone back to, the oldest first."""
+        return () if self._branch is not None else self._lineage.checkpoints
 
     async def fork(self, *, files_only: bool = False) -> Branch:
         """Make a branch: another sandbox that begins with this one's state. Neither sees what the other does.
@@ -374,6 +426,13 @@ class Sandbox:
         async with self._lineage.running(self._branch, effect=Effect.READ) as running:
             await running.resume()
 
+    async def wait_lost(self) -> None:
+        """Return when it is gone, whoever ended it."""
+        if self._branch is None:
+            await self._lineage.wait_lost()
+        else:
+            await self._current().wait_lost()
+
     async def usage(self) -> Usage:
         """Return what it uses now: memory, processes, and the CPU time so far."""
         return await self._current().usage()
@@ -423,5 +482,5 @@ class Branch(Sandbox):
             await self.discard()
 
 
-def _shown(command: str | Sequence[str]) -> str:
-    return repr(command if isinstance(command, str) else " ".join(command))
+def _id_of(checkpoint: SandboxCheckpoint | str) -> CheckpointId:
+    return CheckpointId(checkpoint) if isinstance(checkpoint, str) else checkpoint.id

@@ -56,8 +56,15 @@ class Sandboxes:
         if backend not in _BACKENDS:
             known = " or ".join(repr(name) for name in _BACKENDS)
             raise ConfigError(f"there is no backend {backend!r}", where="backend", hint=f"say {known}")
-        async with _BACKENDS[backend](folder) as running, open_tasks() as tasks, AsyncExitStack() as stack:
-            sandboxes = cls(running, RandomIds(), tasks)
+        async with _BACKENDS[backend](folder) as running, cls.on(running, ids=RandomIds()) as sandboxes:
+            yield sandboxes
+
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, backend: Backend, *, ids: IdSource) -> AsyncGenerator[Sandboxes]:
+        """Be able to create sandboxes of a backend that runs; when the block is left, it has none of ours."""
+        async with open_tasks() as tasks, AsyncExitStack() as stack:
+            sandboxes = cls(backend, ids, tasks)
             stack.push_async_callback(sandboxes.let_go)
             yield sandboxes
 

@@ -1,0 +1,137 @@
+"""One end of a connection between a client and the service: numbered records, and descriptors beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.backends.spawner.link import Link, Nonsense, PeerGone
+from headstart.sandbox.hosted.messages import codec
+
+__all__ = ["SOCKET_NAME", "Line", "Nonsense", "PeerGone", "Received", "content_in", "in_memory", "near"]
+
+SOCKET_NAME = "sandboxes.sock"
+"""In the state directory."""
+
+_INLINE_BYTES = 96 * 1024
+_LARGEST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A record that came. Its descriptors are the reader's, who closes them."""
+
+    number: int
+    record: object
+    descriptors: list[int]
+
+
+class Line:
+    """Sends and receives; anyone may send, one task receives.
+
+    Args:
+        sock: A connected SOCK_SEQPACKET socket; it is owned from now on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._link = Link(sock)
+
+    async def send(self, number: int, record: object, descriptors: Sequence[int] = ()) -> None:
+        """Send a record, whole or not at all. What is too large for a message goes as a file in memory.
+
+        Raises:
+            PeerGone: The other side has closed, or does not read.
+        """
+        fields = codec.encode(record)
+        message: dict[str, Any] = {"op": fields["e"], "number": number}
+        text = json.dumps(fields).encode()
+        if len(text) <= _INLINE_BYTES:
+            await self._link.send({**message, "record": fields}, descriptors)
+            return
+        apart = in_memory(text)
+        try:
+            await self._link.send(message, [apart, *descriptors])
+        finally:
+            os.close(apart)
+
+    async def receive(self) -> Received:
+        """Return what comes next.
+
+        Raises:
+            PeerGone: The other side has closed, or (`Nonsense`) says what means nothing.
+        """
+        message, descriptors = await self._link.receive_with()
+        try:
+            fields = message.get("record")
+            if fields is None:
+                apart = descriptors.pop(0)
+                try:
+                    fields = json.loads(content_in(apart, most_bytes=_LARGEST_BYTES))
+                finally:
+                    os.close(apart)
+            return Received(number=int(message["number"]), record=codec.decode(fields), descriptors=descriptors)
+        except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise Nonsense(f"what came is no message: {error}") from error
+
+    def close(self) -> None:
+        """Close; whoever receives gets `PeerGone`. Idempotent."""
+        self._link.close()
+
+
+def in_memory(content: bytes) -> int:
+    """Return a descriptor of a file that is in memory only and has this content.
+
+    Raises:
+        OSError: There is no room for it.
+    """
+    descriptor = os.memfd_create("headstart", os.MFD_CLOEXEC)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def content_in(descriptor: int, *, most_bytes: int) -> bytes:
+    """Return a file's content, from its beginning; the descriptor stays open.
+
+    Raises:
+        OSError: It is no file with content, or has more than `most_bytes`.
+    """
+    size = os.fstat(descriptor).st_size
+    if size > most_bytes:
+        raise OSError(f"{size} bytes are more than {most_bytes}")
+    content = bytearray()
+    while len(content) < size:
+        chunk = os.pread(descriptor, size - len(content), len(content))
+        if not chunk:
+            break
+        content += chunk
+    return bytes(content)
+
+
+@contextmanager
+def near(state_dir: Path) -> Generator[str]:
+    """Yield a path by which a state directory's socket can be bound or reached.
+
+    A socket's path may have 107 bytes, and a state directory's alone may be longer.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+    opened = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}/{SOCKET_NAME}"
+    finally:
+        os.close(opened)
