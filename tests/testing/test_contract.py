@@ -54,8 +54,8 @@ class MutantFiles:
     async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
         return await self.inner.read(path, limit_bytes=limit_bytes)
 
-    async def write(self, path: str, content: bytes) -> None:
-        await self.inner.write(path, content)
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
+        await self.inner.write(path, content, mode=mode)
 
     async def list(self, path: str = ".") -> Sequence[FileInfo]:
         return await self.inner.list(path)
@@ -199,25 +199,30 @@ class BeginsElsewhere(MutantFiles):
     async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
         return await super().read(f"elsewhere/{path}", limit_bytes=limit_bytes)
 
-    async def write(self, path: str, content: bytes) -> None:
-        await super().write(f"elsewhere/{path}", content)
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
+        await super().write(f"elsewhere/{path}", content, mode=mode)
 
 
 class WritesInPlace(MutantFiles):
-    async def write(self, path: str, content: bytes) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
         await self.sandbox.run(Command(argv=("sh", "-c", f"cd ~; cat > {path}"), env=ENV), stdin=content)
 
 
 class ReplacesLinks(MutantFiles):
-    async def write(self, path: str, content: bytes) -> None:
-        await super().write("temporary", content)
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
+        await super().write("temporary", content, mode=mode)
         await self.rename("temporary", path)
 
 
 class MakesPrograms(MutantFiles):
-    async def write(self, path: str, content: bytes) -> None:
-        await super().write(path, content)
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
+        await super().write(path, content, mode=mode)
         await self.sandbox.run(Command(argv=("sh", "-c", f"cd ~; chmod a+x ./{path}"), env=ENV))
+
+
+class KnowsBetterThanModes(MutantFiles):
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
+        await super().write(path, content)
 
 
 class FollowsLinks(MutantFiles):
@@ -458,6 +463,7 @@ MUTANTS: list[tuple[str, Callable[[Backend], Any], str, str]] = [
     ("writes in place", with_files(WritesInPlace), "old or new, never half", "goes on to see the old content"),
     ("replaces links", with_files(ReplacesLinks), "old or new, never half", "mode and link stay"),
     ("makes programs", with_files(MakesPrograms), "old or new, never half", "and no program"),
+    ("knows better than modes", with_files(KnowsBetterThanModes), "old or new, never half", "it has the mode"),
     ("follows links", with_files(FollowsLinks), "what is at a path", "each is what it is"),
     ("lists in any order", with_files(ListsInAnyOrder), "what is at a path", "each is what it is, in order"),
     ("counts milliseconds", with_files(CountsMilliseconds), "what is at a path", "seconds since 1970"),

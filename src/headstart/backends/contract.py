@@ -318,10 +318,11 @@ class Files(Protocol):
         """
         ...
 
-    async def write(self, path: str, content: bytes) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
         """Write a file, at once: whoever reads it meanwhile sees the old content or the new, whole.
 
-        Missing folders are made. A file that is there keeps its mode; of a link, the target is written.
+        Missing folders are made. A file that is there keeps its mode, unless another is given (its permission bits);
+        of a link, the target is written.
         Its folder must be writable, and a mount of a single file cannot be written so. If it fails or is
         cancelled, the file is what it was.
 

@@ -52,10 +52,11 @@ class SandboxFiles:
                 if self._current() is sandbox:
                     raise
 
-    async def write(self, path: str, content: bytes | str) -> None:
+    async def write(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
         """See `Files.write`; text is written as UTF-8."""
+        data = content.encode() if isinstance(content, str) else content
         async with self._running() as sandbox:
-            await sandbox.files.write(path, content.encode() if isinstance(content, str) else content)
+            await sandbox.files.write(path, data, mode=mode)
 
     async def make_folder(self, path: str) -> None:
         """See `Files.make_folder`."""

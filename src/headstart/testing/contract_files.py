@@ -47,6 +47,10 @@ async def whole_or_not(trial: Trial) -> None:
         await sandbox.files.write("~new", b"")
         mode = (await sandbox.files.stat("~new")).mode
         expect(mode & 0o111 == 0 and mode & 0o600 == 0o600, "a new file is its owner's, and no program", oct(mode))
+        for given in (0o700, 0o4755, 0o640):  # first of a new file, then of one that is there
+            await sandbox.files.write("tool", b"", mode=given)
+            mode = (await sandbox.files.stat("tool")).mode
+            expect(mode == given & 0o777, "it has the mode that is given, and is nobody's to become", oct(mode))
 
 
 @check("what is at a path is told: kind, size, mode, time; a link is itself; folders are listed by name")

@@ -75,7 +75,7 @@ class FakeFiles:
             raise _refused(errno.EFBIG, path)
         return content
 
-    async def write(self, path: str, content: bytes) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
         """See `Files.write`."""
         await self._begin()
         folder, name = posixpath.split(path.rstrip("/"))
@@ -85,8 +85,9 @@ class FakeFiles:
         before = self._entries.get(full)
         if before is not None and before.is_folder:
             raise _refused(errno.EISDIR, path)
-        mode = 0o644 if before is None else before.mode
-        self._entries[full] = _Entry(content=bytes(content), mode=mode, modified_s=self._clock.wall_s())
+        usual = 0o644 if before is None else before.mode
+        given = usual if mode is None else mode & 0o777
+        self._entries[full] = _Entry(content=bytes(content), mode=given, modified_s=self._clock.wall_s())
 
     async def list(self, path: str = ".") -> Sequence[FileInfo]:
         """See `Files.list`."""

@@ -44,6 +44,7 @@ _LARGEST_ERRNO = 4095
 """The kernel's own bounds (`PATH_MAX`, `MAX_ERRNO`)."""
 _ANSWER_TIMEOUT_S = 10.0
 _LAST_ACT_S = 3.0
+_PERMISSIONS = 0o777
 _KINDS = {stat.S_IFREG: FileKind.FILE, stat.S_IFDIR: FileKind.FOLDER, stat.S_IFLNK: FileKind.LINK}
 
 _MADE_UP = frozenset(
@@ -68,11 +69,11 @@ class SpawnedFiles:
         async with self._opened("open", path) as (opened, _):
             return await opened.use(path, lambda descriptor, go_on: _read(descriptor, limit_bytes, go_on))
 
-    async def write(self, path: str, content: bytes) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
         """See `Files.write`."""
         self._full(path)
         writing = _Writing()
-        self._channel.start_soon(lambda: self._write(path, content, writing))
+        self._channel.start_soon(lambda: self._write(path, content, mode, writing))
         try:
             await writing.done.wait()
         except BaseException:
@@ -84,7 +85,7 @@ class SpawnedFiles:
         if writing.failure is not None:
             raise writing.failure
 
-    async def _write(self, path: str, content: bytes, writing: _Writing) -> None:
+    async def _write(self, path: str, content: bytes, mode: int | None, writing: _Writing) -> None:
         def still_wanted(go_on: _GoOn) -> _GoOn:
             return lambda: go_on() and writing.wanted
 
@@ -93,7 +94,8 @@ class SpawnedFiles:
                 try:
                     await created.use(path, lambda descriptor, go_on: _write(descriptor, content, still_wanted(go_on)))
                     writing.stop_unless_wanted()
-                    _close_all(await self._ask_in_time("place", path, **place))
+                    wanted = place if mode is None else {**place, "mode": stat.S_IMODE(mode) & _PERMISSIONS}
+                    _close_all(await self._ask_in_time("place", path, **wanted))
                 except BaseException:
                     await self._forget(place["temporary"])
                     raise

@@ -76,7 +76,13 @@ class HostedSandboxes:
             ConfigError: An option cannot be used, or another sandbox has that name.
             BackendError: It could not be started.
         """
-        record = m.Create(options=SandboxOptions(**options).complete(), name=name, ends_after_idle_s=ends_after_idle_s)
+        return await self.create_with(SandboxOptions(**options), name=name, ends_after_idle_s=ends_after_idle_s)
+
+    async def create_with(
+        self, options: SandboxOptions, *, name: str | None = None, ends_after_idle_s: float | None = None
+    ) -> HostedSandbox:
+        """As `create`, with options that were put together before."""
+        record = m.Create(options=options.complete(), name=name, ends_after_idle_s=ends_after_idle_s)
         return HostedSandbox(self._connection, (await self._connection.ask(record, m.Named)).id)
 
     async def get(self, sandbox: str) -> HostedSandbox:
@@ -293,12 +299,13 @@ class HostedFiles:
         finally:
             os.close(descriptor)
 
-    async def write(self, path: str, content: bytes | str) -> None:
+    async def write(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
         """See `Files.write`; text is written as UTF-8."""
         data = content.encode() if isinstance(content, str) else content
         descriptor = await anyio.to_thread.run_sync(in_memory, data)
         try:
-            await self._connection.ask(m.WriteFile(sandbox=self._sandbox, path=path), m.Done, (descriptor,))
+            record = m.WriteFile(sandbox=self._sandbox, path=path, mode=mode)
+            await self._connection.ask(record, m.Done, (descriptor,))
         finally:
             os.close(descriptor)
 

@@ -283,6 +283,8 @@ class ReadFile(_AboutFile):
 class WriteFile(_AboutFile):
     """The content comes with it, as a descriptor of a file."""
 
+    mode: int | None = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListFiles(_AboutFile):

@@ -208,12 +208,12 @@ class Visit:
                 with self._host.using(sandbox) as box:
                     content = await box.files.read(path, limit_bytes=limit_bytes)
                 return _Answer(m.Content(), (await anyio.to_thread.run_sync(in_memory, content),))
-            case m.WriteFile(sandbox=sandbox, path=path):
+            case m.WriteFile(sandbox=sandbox, path=path, mode=mode):
                 if len(received.descriptors) != 1:
                     raise HeadstartError("the content to be written did not come with the request")
                 content = await anyio.to_thread.run_sync(_whole, received.descriptors[0])
                 with self._host.using(sandbox) as box:
-                    await box.files.write(path, content)
+                    await box.files.write(path, content, mode=mode)
                 return _Answer()
             case m.ListFiles(sandbox=sandbox, path=path):
                 with self._host.using(sandbox) as box:

@@ -1,0 +1,203 @@
+"""`headstart sandbox create`, `list`, `show`, `pause`, `resume`, `kill`, `events`: sandboxes that live in the service."""
+
+from __future__ import annotations
+
+import json as json_text
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headstart.cli.plain import plain
+from headstart.cli.sandbox.options import (
+    CpuOption,
+    EnvOption,
+    JsonOption,
+    MemoryOption,
+    MountOption,
+    NetworkOption,
+    QuietOption,
+    SandboxArgument,
+    as_json,
+    made,
+    sandbox_options,
+    with_service,
+)
+from headstart.cli.settings import StateOption
+from headstart.cli.terminal import print_json, table
+from headstart.cli.terminal import show as show_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.table import Table
+
+    from headstart.sandbox import HostedInfo, HostedSandboxes
+
+__all__ = ["create", "events", "kill", "list_", "pause", "resume", "show"]
+
+
+def create(  # noqa: PLR0913 (a command's options)
+    *,
+    name: Annotated[str | None, typer.Option(help="What to call it, beside its id.")] = None,
+    mounts: MountOption = None,
+    env: EnvOption = None,
+    network: NetworkOption = "none",
+    memory_mb: MemoryOption = 2_000,
+    cpu_cores: CpuOption = None,
+    ends_after_idle_s: Annotated[
+        float | None, typer.Option("--idle", metavar="S", help="End it when nobody has used it for so long.")
+    ] = None,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+    state_dir: StateOption = None,
+) -> None:
+    """Create a sandbox; it lives in the service until it is killed."""
+    options = sandbox_options(mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
+
+    async def work(service: HostedSandboxes) -> str:
+        return (await service.create_with(options, name=name, ends_after_idle_s=ends_after_idle_s)).id
+
+    id_ = with_service(state_dir, work)
+    then = f"use it: headstart sandbox run --in {name or id_} COMMAND, or headstart sandbox shell {name or id_}"
+    made({"id": id_, "name": name}, quiet=quiet, json=json, then=then)
+
+
+def list_(*, json: JsonOption = False, state_dir: StateOption = None) -> None:
+    """List the sandboxes that live in the service, and their branches."""
+
+    async def work(service: HostedSandboxes) -> Sequence[HostedInfo]:
+        return await service.list()
+
+    found = with_service(state_dir, work)
+    if as_json(asked=json):
+        print_json({"sandboxes": plain(found)})
+    elif found:
+        show_parts(_table(found))
+    else:
+        show_parts("no sandbox lives here. headstart sandbox create makes one")
+
+
+def show(sandbox: SandboxArgument, *, json: JsonOption = False, state_dir: StateOption = None) -> None:
+    """Show one sandbox: what it was made with, its checkpoints, its branches."""
+
+    async def work(service: HostedSandboxes) -> tuple[HostedInfo, list[HostedInfo]]:
+        info = await (await service.get(sandbox)).info()
+        return info, [each for each in await service.list() if each.branch_of == info.id]
+
+    info, branches = with_service(state_dir, work)
+    if as_json(asked=json):
+        print_json({**plain(info), "branches": [each.id for each in branches]})
+        return
+    show_parts(_table([info]), *_facts(info))
+    if info.checkpoints:
+        kept = table("checkpoint", "state", "how", "left out")
+        for each in info.checkpoints:
+            kept.add_row(each.id, each.version, each.capture.value, ", ".join(each.left_out) or "-")
+        show_parts("", kept)
+    if branches:
+        show_parts("", _table(branches))
+
+
+def pause(sandbox: SandboxArgument, *, state_dir: StateOption = None) -> None:
+    """Have everything in a sandbox stand still; it keeps its memory and uses no CPU."""
+
+    async def work(service: HostedSandboxes) -> None:
+        await (await service.get(sandbox)).pause()
+
+    with_service(state_dir, work)
+
+
+def resume(sandbox: SandboxArgument, *, state_dir: StateOption = None) -> None:
+    """Let a paused sandbox go on where it was."""
+
+    async def work(service: HostedSandboxes) -> None:
+        await (await service.get(sandbox)).resume()
+
+    with_service(state_dir, work)
+
+
+def kill(
+    sandboxes: Annotated[
+        list[str] | None, typer.Argument(metavar="SANDBOX…", help="Ids or names; of a branch, it is discarded.")
+    ] = None,
+    *,
+    all_of_them: Annotated[bool, typer.Option("--all", help="All that live.")] = False,
+    state_dir: StateOption = None,
+) -> None:
+    """End sandboxes, with their branches and all that is in them."""
+    from headstart.errors import ConfigError
+
+    if bool(sandboxes) == all_of_them:
+        raise ConfigError("say which", where="headstart sandbox kill", hint="give ids or names, or --all")
+
+    async def work(service: HostedSandboxes) -> None:
+        names = sandboxes or [each.id for each in await service.list() if each.branch_of is None]
+        for found in [await service.get(each) for each in names]:  # all are there, or none is killed
+            await found.kill()
+
+    with_service(state_dir, work)
+
+
+def events(*, json: JsonOption = False, state_dir: StateOption = None) -> None:
+    """Tell what happens to sandboxes, a line each, until interrupted."""
+    in_json = as_json(asked=json)
+
+    async def work(service: HostedSandboxes) -> None:
+        async with service.watch() as happenings:
+            async for each in happenings:
+                at = time.strftime("%H:%M:%S", time.localtime(each.at_wall_s))
+                line = (
+                    json_text.dumps(plain(each))
+                    if in_json
+                    else f"{at}  {each.sandbox}  {each.event.value}  {each.about}"
+                )
+                print(line.rstrip(), flush=True)
+
+    with_service(state_dir, work)
+
+
+def _table(found: Iterable[HostedInfo]) -> Table:
+    rows = list(found)
+    has_branches = any(each.branch_of for each in rows)
+    made_table = table(
+        "id", "name", "state", "age", "idle", "memory", "processes", *(["branch of"] if has_branches else [])
+    )
+    for each in rows:
+        made_table.add_row(
+            each.id,
+            each.name or "-",
+            each.state.value,
+            _span(time.time() - each.created_wall_s),
+            _span(each.idle_s),
+            f"{each.usage.memory_bytes / 1e6:.0f} MB",
+            str(each.usage.processes),
+            *([each.branch_of or "-"] if has_branches else []),
+        )
+    return made_table
+
+
+def _facts(info: HostedInfo) -> list[Any]:
+    facts = table("", "", header=False)
+    facts.add_row("state version", info.version or "-")
+    facts.add_row("network", info.network)
+    for path, mode in info.mounts.items():
+        facts.add_row("mount", f"{path} ({mode})")
+    if info.ends_after_idle_s is not None:
+        facts.add_row("ends", f"when nobody has used it for {_span(info.ends_after_idle_s)}")
+    return ["", facts]
+
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def _span(seconds: float) -> str:
+    """Write a time span in one unit.
+
+    >>> _span(0.4), _span(75), _span(7_300), _span(200_000)
+    ('0 s', '1 min', '2 h', '2 d')
+    """
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"

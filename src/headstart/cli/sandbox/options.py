@@ -1,0 +1,128 @@
+"""What several of these commands are told, and how they say it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from headstart.cli.terminal import print_json, say
+from headstart.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headstart.sandbox import HostedSandboxes, SandboxOptions
+
+__all__ = [
+    "CpuOption",
+    "EnvOption",
+    "FilesOnlyOption",
+    "JsonOption",
+    "MemoryOption",
+    "MountOption",
+    "NetworkOption",
+    "QuietOption",
+    "SandboxArgument",
+    "as_json",
+    "made",
+    "sandbox_options",
+    "variable",
+    "with_service",
+]
+
+MountOption = Annotated[
+    list[str] | None,
+    typer.Option("--mount", metavar="PATH[:MODE]", help="Show a host path: ro (the default), rw or overlay."),
+]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Add to the environment of its commands.")
+]
+NetworkOption = Annotated[str, typer.Option("--network", help="none or host.")]
+MemoryOption = Annotated[int, typer.Option("--memory", metavar="MB", help="The most it may use.")]
+CpuOption = Annotated[float | None, typer.Option("--cpu", metavar="CORES", help="The most it may use.")]
+SandboxArgument = Annotated[
+    str, typer.Argument(metavar="SANDBOX", help="Its id or name; the beginning of its id is enough.")
+]
+FilesOnlyOption = Annotated[bool, typer.Option("--files-only", help="Leave out what runs, which goes on.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, also on a terminal.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the id alone.")]
+
+_T = TypeVar("_T")
+
+
+def sandbox_options(
+    *,
+    mounts: list[str] | None,
+    env: list[str] | None,
+    network: str,
+    memory_mb: int,
+    cpu_cores: float | None,
+) -> SandboxOptions:
+    """Return what a sandbox is to be made with.
+
+    Raises:
+        ConfigError: An option cannot be used.
+    """
+    from headstart.sandbox import SandboxOptions
+
+    return SandboxOptions(
+        mounts=dict(_mount(each) for each in mounts or ()),
+        network=network,
+        memory_mb=memory_mb,
+        cpu_cores=cpu_cores,
+        env=dict(variable(each) for each in env or ()),
+    )
+
+
+def _mount(written: str) -> tuple[str, str]:
+    """Split `PATH[:MODE]`; a path may have colons, so only a known mode counts as one."""
+    path, colon, mode = written.rpartition(":")
+    return (path, mode) if colon and mode in {"ro", "rw", "overlay"} else (written, "ro")
+
+
+def variable(written: str) -> tuple[str, str]:
+    """Split `NAME=VALUE`.
+
+    Raises:
+        ConfigError: It is no variable.
+    """
+    name, equals, value = written.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"{written!r} is no variable", where="--env", hint="write NAME=VALUE")
+    return name, value
+
+
+def with_service(state_dir: Path | None, work: Callable[[HostedSandboxes], Awaitable[_T]]) -> _T:
+    """Do something with the sandboxes of the running service.
+
+    Raises:
+        NoService: None is running.
+        Exception: What the work raises; what the system says of a file in a sandbox is told as an error of the command's.
+    """
+    import anyio
+
+    from headstart.sandbox import connect
+
+    async def main() -> _T:
+        async with connect(state_dir) as service:
+            return await work(service)
+
+    return anyio.run(main)
+
+
+def as_json(*, asked: bool) -> bool:
+    """Whether to print JSON: if asked to, or if a program reads it."""
+    return asked or not sys.stdout.isatty()
+
+
+def made(facts: Mapping[str, Any], *, quiet: bool, json: bool, then: str) -> None:
+    """Tell the id of what was made, and on a terminal what can be done `then`."""
+    if quiet:
+        print(facts["id"])
+    elif as_json(asked=json):
+        print_json(facts)
+    else:
+        print(facts["id"])
+        say(then)

@@ -1,0 +1,145 @@
+"""`headstart sandbox shell`: an interactive terminal in a sandbox."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+import tty
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headstart.cli.sandbox.options import (
+    CpuOption,
+    EnvOption,
+    MemoryOption,
+    MountOption,
+    NetworkOption,
+    sandbox_options,
+    variable,
+)
+from headstart.cli.settings import StateOption
+from headstart.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from headstart.backends.contract import TerminalProcess
+    from headstart.sandbox import HostedSandbox, Sandbox, SandboxOptions
+
+__all__ = ["shell"]
+
+_CHUNK_BYTES = 65_536
+_SIGNALLED = 128
+
+
+def shell(  # noqa: PLR0913 (a command's options)
+    sandbox: Annotated[
+        str | None,
+        typer.Argument(metavar="[SANDBOX]", help="One that lives in the service; without it, one of its own."),
+    ] = None,
+    *,
+    mounts: MountOption = None,
+    cwd: Annotated[str | None, typer.Option(help="Where it begins; the sandbox's home, unless said.")] = None,
+    env: EnvOption = None,
+    network: NetworkOption = "none",
+    memory_mb: MemoryOption = 2_000,
+    cpu_cores: CpuOption = None,
+    state_dir: StateOption = None,
+) -> None:
+    """Open a terminal in a sandbox; its exit status is the shell's."""
+    import anyio
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(
+            "this is no terminal", where="headstart sandbox shell", hint="headstart sandbox run runs a command without"
+        )
+    options = sandbox_options(mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
+    variables = {"TERM": os.environ.get("TERM", "xterm-256color"), **dict(variable(each) for each in env or ())}
+    raise typer.Exit(anyio.run(_shell, sandbox, state_dir, options, cwd, variables))
+
+
+async def _shell(
+    sandbox: str | None, state_dir: Path | None, options: SandboxOptions, cwd: str | None, env: Mapping[str, str]
+) -> int:
+    from headstart.backends.contract import TerminalSize
+    from headstart.sandbox import Sandboxes, connect
+
+    async with AsyncExitStack() as stack:
+        box: Sandbox | HostedSandbox
+        if sandbox is None:
+            box = await stack.enter_async_context((await stack.enter_async_context(Sandboxes.open())).create(options))
+        else:
+            box = await (await stack.enter_async_context(connect(state_dir))).get(sandbox)
+        columns, rows = os.get_terminal_size()
+        size = TerminalSize(rows=rows, columns=columns)
+        async with box.start_on_terminal(("bash", "-i"), size, cwd=cwd, env=env) as shown:
+            with _raw(sys.stdin.fileno()):
+                await _pass_between(shown)
+            status = await shown.wait()
+    return status.code if status.code is not None else _SIGNALLED + (status.signal or 0)
+
+
+async def _pass_between(shown: TerminalProcess) -> None:
+    """Show what the sandbox's terminal shows, and type there what is typed here, until its shell has ended."""
+    import anyio
+
+    async def type_on() -> None:
+        while True:
+            await anyio.wait_readable(sys.stdin.fileno())
+            typed = os.read(sys.stdin.fileno(), _CHUNK_BYTES)
+            if not typed:
+                return
+            while typed:
+                await anyio.wait_writable(shown.descriptor)
+                typed = typed[os.write(shown.descriptor, typed) :]
+
+    async def resize() -> None:
+        with anyio.open_signal_receiver(signal.SIGWINCH) as signals:
+            async for _ in signals:
+                columns, rows = os.get_terminal_size()
+                termios.tcsetwinsize(shown.descriptor, (rows, columns))
+
+    async def until_end() -> None:
+        await shown.wait()
+        scope.cancel()
+
+    os.set_blocking(shown.descriptor, False)
+    async with anyio.create_task_group() as working:
+        scope = anyio.CancelScope()
+        for task in (type_on, resize, until_end):
+            working.start_soon(task)
+        with scope:
+            await _show_all(shown.descriptor)
+        working.cancel_scope.cancel()
+
+
+async def _show_all(descriptor: int) -> None:
+    """Show what comes, until nobody has the terminal any more."""
+    import anyio
+
+    while True:
+        await anyio.wait_readable(descriptor)
+        try:
+            said = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError:  # EIO: how a terminal tells its end
+            return
+        sys.stdout.buffer.write(said)
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _raw(descriptor: int) -> Generator[None]:
+    """Have every key passed on as it is, Ctrl-C too."""
+    before = termios.tcgetattr(descriptor)
+    tty.setraw(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

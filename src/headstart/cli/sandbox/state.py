@@ -1,0 +1,111 @@
+"""`headstart sandbox checkpoint`, `rollback`, `drop`, `fork`, `commit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headstart.cli.plain import plain
+from headstart.cli.sandbox.options import (
+    FilesOnlyOption,
+    JsonOption,
+    QuietOption,
+    SandboxArgument,
+    made,
+    with_service,
+)
+from headstart.cli.settings import StateOption
+from headstart.errors import TransactionRefused
+
+if TYPE_CHECKING:
+    from headstart.sandbox import HostedSandboxes, SandboxCheckpoint
+
+__all__ = ["checkpoint", "commit", "drop", "fork", "rollback"]
+
+
+def checkpoint(
+    sandbox: SandboxArgument,
+    *,
+    files_only: FilesOnlyOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+    state_dir: StateOption = None,
+) -> None:
+    """Keep a sandbox's state as it is, to go back to."""
+
+    async def work(service: HostedSandboxes) -> SandboxCheckpoint:
+        return await (await service.get(sandbox)).checkpoint(files_only=files_only)
+
+    kept = with_service(state_dir, work)
+    left_out = f"; left out: {', '.join(kept.left_out)}" if kept.left_out else ""
+    then = f"go back to it: headstart sandbox rollback {sandbox} {kept.id}{left_out}"
+    made({"id": kept.id, **plain(kept)}, quiet=quiet, json=json, then=then)
+
+
+def rollback(
+    sandbox: SandboxArgument,
+    to: Annotated[
+        str | None, typer.Argument(metavar="CHECKPOINT", help="What to go back to; the newest, unless said.")
+    ] = None,
+    *,
+    state_dir: StateOption = None,
+) -> None:
+    """Go back to a checkpoint. What runs is ended."""
+
+    async def work(service: HostedSandboxes) -> None:
+        box = await service.get(sandbox)
+        chosen = to
+        if chosen is None:
+            kept = (await box.info()).checkpoints
+            if not kept:
+                hint = f"make one first: headstart sandbox checkpoint {sandbox}"
+                raise TransactionRefused(f"{box.id} has no checkpoint to go back to", hint=hint)
+            chosen = kept[-1].id
+        await box.rollback(chosen)
+
+    with_service(state_dir, work)
+
+
+def drop(
+    sandbox: SandboxArgument,
+    kept: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Nobody will go back to it.")],
+    *,
+    state_dir: StateOption = None,
+) -> None:
+    """Let go of a checkpoint, and of the memory that only it needs."""
+
+    async def work(service: HostedSandboxes) -> None:
+        await (await service.get(sandbox)).drop(kept)
+
+    with_service(state_dir, work)
+
+
+def fork(
+    sandbox: SandboxArgument,
+    *,
+    files_only: FilesOnlyOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+    state_dir: StateOption = None,
+) -> None:
+    """Make a branch of a sandbox: another one that begins with its state, and may become it."""
+
+    async def work(service: HostedSandboxes) -> tuple[str, str]:
+        box = await service.get(sandbox)
+        return box.id, (await box.fork(files_only=files_only)).id
+
+    origin, branch = with_service(state_dir, work)
+    then = (
+        f"headstart sandbox commit {branch} lets {sandbox} be what it is; headstart sandbox kill {branch} discards it"
+    )
+    made({"id": branch, "branch_of": origin}, quiet=quiet, json=json, then=then)
+
+
+def commit(branch: SandboxArgument, *, state_dir: StateOption = None) -> None:
+    """Let the sandbox that a branch was forked from be what the branch is."""
+
+    async def work(service: HostedSandboxes) -> None:
+        await (await service.get(branch)).commit()
+
+    with_service(state_dir, work)
