@@ -24,6 +24,7 @@ from headstart.backends.contract import (
     Completed,
     ExitStatus,
     Files,
+    FileStores,
     Identity,
     Leftovers,
     Network,
@@ -35,6 +36,7 @@ from headstart.backends.contract import (
     TerminalSize,
     Usage,
 )
+from headstart.backends.storeless import NoStores
 from headstart.backends.zygote import ForkRequest, ZygoteProcess, zygote_command
 from headstart.core.events import PrepareForm
 from headstart.ids import SandboxId
@@ -226,6 +228,7 @@ class PlainBackend:
     name: str = "plain"
     capabilities: Capabilities = ABLE
     prepared: list[PlainPrepared] = field(default_factory=list[PlainPrepared])
+    stores: FileStores = field(default_factory=lambda: NoStores("it is plain", cure="use another backend"))
 
     def _home(self, name: str) -> Path:
         home = self.folder / ("home" if self.one_home else name)

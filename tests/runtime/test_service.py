@@ -11,7 +11,15 @@ import anyio.lowlevel
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from headstart.backends.contract import Capabilities, Identity, Leftovers, Prepared, RunningSandbox, Template
+from headstart.backends.contract import (
+    Capabilities,
+    FileStores,
+    Identity,
+    Leftovers,
+    Prepared,
+    RunningSandbox,
+    Template,
+)
 from headstart.backends.process import open_process_backend
 from headstart.clock import SystemClock
 from headstart.config.model import PoolMode, PoolSettings
@@ -51,6 +59,10 @@ class CountingBackend:
     @property
     def capabilities(self) -> Capabilities:
         return self._backend.capabilities
+
+    @property
+    def stores(self) -> FileStores:
+        return self._backend.stores
 
     async def prepare(self, template: Template) -> Prepared:
         return await self._backend.prepare(template)

@@ -23,6 +23,7 @@ from headstart.backends.contract import (
     FileInfo,
     FileKind,
     Files,
+    FileStores,
     Identity,
     Leftovers,
     Prepared,
@@ -151,6 +152,10 @@ class Mutant:
     @property
     def capabilities(self) -> Capabilities:
         return self.inner.capabilities
+
+    @property
+    def stores(self) -> FileStores:
+        return self.inner.stores
 
     async def prepare(self, template: Template) -> Prepared:
         return await self.inner.prepare(template)

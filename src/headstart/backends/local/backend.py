@@ -31,8 +31,9 @@ from headstart.backends.local.fork_group import ForkGroup
 from headstart.backends.local.guest import confine
 from headstart.backends.local.guest.places import find_places
 from headstart.backends.local.lineage import FIRST_LAYER, LineageLayers
-from headstart.backends.local.sandbox import LayeredFiles, LocalSandbox, entry_command
+from headstart.backends.local.sandbox import LayeredFiles, LocalSandbox, entry_command, take_back
 from headstart.backends.local.seccomp import SeccompProfile, build_filter
+from headstart.backends.local.stores import LocalStores
 from headstart.backends.local.tree import Tree
 from headstart.backends.spawner.client import SpawnerClient, open_spawner
 from headstart.backends.spawner.guest import launch, syscalls
@@ -71,6 +72,13 @@ class LocalBackend:
         self._privileged = os.geteuid() == 0
         self._run = Path(client.facts["run"])
         self._keys = itertools.count(1)
+        self._stores = LocalStores(
+            client,
+            self._state_dir / "stores",
+            can_make_images=bool(client.facts["images"]),
+            start=self._start_with,
+            inodes_for=_inodes_for,
+        )
         self._notes: dict[str, None] = {}
         self._plans: WeakKeyDictionary[Nest, dict[str, Any]] = WeakKeyDictionary()
         self._filters = {
@@ -82,6 +90,11 @@ class LocalBackend:
         return "local"
 
     @property
+    def stores(self) -> LocalStores:
+        """See `FileStores`."""
+        return self._stores
+
+    @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
             isolation="namespaces, minimal root, seccomp" + (", id-mapped mounts" if self._privileged else ""),
@@ -90,6 +103,7 @@ class LocalBackend:
             layers=True,
             pausing=True,
             descriptors=True,
+            durable=True,
             network=frozenset({Network.NONE, Network.HOST}),
             limits={"memory", "pids", "cpu"} <= self._groups.controllers,
             weaker=tuple(self._weaknesses()),
@@ -162,10 +176,12 @@ class LocalBackend:
         return {
             "network": template.network.value,
             "scratch_bytes": scratch,
-            "scratch_inodes": None if scratch is None else max(1024, scratch // _BYTES_PER_INODE),
+            "scratch_inodes": None if scratch is None else _inodes_for(scratch),
             "seccomp": self._filters[SeccompProfile.SANDBOX],
             "rlimits": self._rlimits(template.limits),
             "layers": [FIRST_LAYER],
+            "store": None,
+            "goes_on": False,
             "zygote": False,
         }
 
@@ -188,8 +204,9 @@ class LocalBackend:
                 raise BackendError(f"{prepared.template.name} was prepared by another backend")
 
     async def _start_cold(self, tree: Tree, identity: Identity, *, background: bool) -> LocalSandbox:
-        files = LayeredFiles(tree=tree, lineage=LineageLayers(), layers=(FIRST_LAYER,))
-        return await self._start_with(files, identity, background=background)
+        lineage = LineageLayers()
+        lineage.begin(identity.sandbox)
+        return await self._start_with(LayeredFiles(tree=tree, lineage=lineage), identity, background=background)
 
     async def _start_with(
         self,
@@ -198,24 +215,33 @@ class LocalBackend:
         *,
         background: bool = False,
         origin: SandboxId | None = None,
+        goes_on: bool = False,
     ) -> LocalSandbox:
+        """Start a sandbox on the layers that its lineage has noted, of which it `goes_on` with the last one or has it made."""
         tree = files.tree
         order = {
             "hostname": identity.hostname,
             "group_settings": self._groups.settings(tree.template.limits, background=background),
-            "layers": list(files.layers),
+            "layers": list(files.lineage.stands[identity.sandbox]),
+            "goes_on": goes_on,
+            "store": files.lineage.store,
         }
-        files.lineage.hold(files.layers)
+        started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
+        return LocalSandbox(
+            identity, started, client=self._client, groups=self._groups, files=files, fork=self._fork_layers
+        )
+
+    async def _fork_layers(self, parent: LocalSandbox, layers: tuple[str, ...], identity: Identity) -> LocalSandbox:
+        lineage = parent.layered.lineage
+        if identity.sandbox in lineage.stands:
+            raise BackendError(f"{identity.sandbox} is there already", hint="give the fork an id of its own")
+        lineage.begin(identity.sandbox, layers)
         try:
-            started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
+            await lineage.noted()
+            return await self._start_with(parent.layered, identity, origin=parent.id)
         except BaseException:
-            files.lineage.have_dropped(files.lineage.let_go(files.layers))
+            await take_back(lineage, identity.sandbox)
             raise
-
-        async def fork(parent: LocalSandbox, layers: tuple[str, ...], identity: Identity) -> LocalSandbox:
-            return await self._start_with(parent.layered.begun_with(layers), identity, origin=parent.id)
-
-        return LocalSandbox(identity, started, client=self._client, groups=self._groups, files=files, fork=fork)
 
     async def _fork(self, nest: Nest, identity: Identity, *, background: bool) -> ForkedSandbox:
         entry = entry_command(nest.template, identity)
@@ -243,6 +269,10 @@ class LocalBackend:
         folders = [entry for entry in self._run.iterdir() if entry.is_dir() and entry.name != _STAGING]
         groups = counted["groups"] + self._groups.count(_FORK_PREFIX)
         return Leftovers(processes=counted["processes"], cgroups=groups, directories=len(folders))
+
+
+def _inodes_for(scratch_bytes: int) -> int:
+    return max(1024, scratch_bytes // _BYTES_PER_INODE)
 
 
 @asynccontextmanager

@@ -17,37 +17,28 @@ from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.client import SpawnerClient, Started
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.errors import BackendError, NotCapturable
-from headstart.ids import CheckpointId
+from headstart.ids import CheckpointId, SandboxId
 
-__all__ = ["LayeredFiles", "LocalSandbox", "entry_command"]
+__all__ = ["LayeredFiles", "LocalSandbox", "entry_command", "take_back"]
 
 _MOST_COPIED_BYTES = 512 << 20
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayeredFiles:
-    """What the files of a sandbox are made of.
-
-    Attributes:
-        layers: The lowest first; it writes into the last one.
-    """
+    """What the files of a sandbox are made of: its template's tree, and layers of its lineage's on that."""
 
     tree: Tree
     lineage: LineageLayers
-    layers: tuple[str, ...]
-
-    def begun_with(self, layers: tuple[str, ...]) -> LayeredFiles:
-        """Return the files of a fork that begins with these layers."""
-        return LayeredFiles(tree=self.tree, lineage=self.lineage, layers=(*layers, self.lineage.new_layer()))
 
 
 class LocalSandbox(SpawnedSandbox):
     """A set of namespaces under an init of ours.
 
     Args:
-        fork: Starts a sandbox that begins with these layers of this one.
+        fork: Starts a sandbox that begins with these layers of this one's lineage.
     """
 
     def __init__(
@@ -69,7 +60,9 @@ class LocalSandbox(SpawnedSandbox):
         self._layered = files
         self._fork = fork
         files.tree.hold()
-        files.lineage.members.append(self.drop)
+        files.lineage.members[identity.sandbox] = self
+        files.lineage.begun.add(identity.sandbox)
+        self._keeps_files = False
         started.channel.ask_about_kills(self._count_kills)
 
     async def raise_priority(self) -> None:
@@ -94,7 +87,10 @@ class LocalSandbox(SpawnedSandbox):
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         """See `RunningSandbox.forget`."""
-        self.drop(self._layered.lineage.forget(checkpoint.id))
+        lineage = self._layered.lineage
+        unused = lineage.forget(checkpoint.id)
+        await lineage.noted()
+        lineage.have_dropped(unused)
 
     @property
     def layered(self) -> LayeredFiles:
@@ -103,27 +99,40 @@ class LocalSandbox(SpawnedSandbox):
 
     def _layers_of(self, checkpoint: Checkpoint) -> tuple[str, ...]:
         try:
-            return self._layered.lineage.checkpoints[checkpoint.id]
+            return self._layered.lineage.checkpoints[checkpoint.id].layers
         except KeyError:
             raise BackendError(
                 f"{checkpoint.id} is no checkpoint of {self.id}", hint="it is another sandbox's, or was forgotten"
             ) from None
 
     async def _checkpoint(self, *, files_only: bool) -> Checkpoint:
-        files = self._layered
-        if len(files.layers) >= MOST_LAYERS:
+        lineage = self._layered.lineage
+        layers = lineage.stands[self.id]
+        if len(layers) >= MOST_LAYERS:
             raise NotCapturable(f"{self.id} stands on {MOST_LAYERS} layers already", hint="go on in a new sandbox")
-        new = files.lineage.new_layer()
-        told = await self._seal({"layers": [*files.layers, new]}, despite_processes=files_only)
+        await lineage.noted()  # which layer might come on top, for whoever comes after a crash
+        new, copy = lineage.nexts[self.id], lineage.new_layer()
+        try:
+            told = await self._seal([*layers, new], copy, despite_processes=files_only)
+        except BackendError:
+            lineage.stand(self.id, layers, lineage.new_layer())  # something of the other may be there
+            raise
+        checkpoint = self._kept(told, layers, new, copy)
+        await lineage.noted()
+        return checkpoint
+
+    def _kept(self, told: Mapping[str, Any], layers: tuple[str, ...], new: str, copy: str) -> Checkpoint:
+        """Note what came of sealing."""
+        lineage = self._layered.lineage
+        lineage.stand(self.id, layers, lineage.new_layer())
         match told:
             case {"outcome": "sealed"}:
-                sealed = files.layers
-                files.layers = (*sealed, new)
-                files.lineage.hold((new,))
+                sealed = layers
+                lineage.stand(self.id, (*layers, new), lineage.nexts[self.id])
             case {"outcome": "copied"}:
-                sealed = (*files.layers[:-1], new)
+                sealed = (*layers[:-1], copy)
             case {"outcome": "unchanged"}:
-                sealed = files.layers[:-1]
+                sealed = layers[:-1]
             case {"outcome": "busy", "processes": running}:
                 raise NotCapturable(
                     f"{self.id} runs {_listed(running)}, which no checkpoint holds",
@@ -142,12 +151,16 @@ class LocalSandbox(SpawnedSandbox):
         checkpoint = Checkpoint(
             id=CheckpointId(f"{self.id}.{new}"), capture=Capture(told["outcome"]), left_out=tuple(told["processes"])
         )
-        files.lineage.keep(checkpoint.id, sealed)
+        lineage.keep(checkpoint, sealed)
         return checkpoint
 
-    async def _seal(self, plan: Mapping[str, Any], *, despite_processes: bool) -> Mapping[str, Any]:
-        told = await self._errand("seal", plan=plan, despite_processes=despite_processes, most_bytes=_MOST_COPIED_BYTES)
-        return await self._errand("mend", plan=plan) if told["outcome"] == "broken" else told
+    async def _seal(self, layers: Sequence[str], copy: str, *, despite_processes: bool) -> Mapping[str, Any]:
+        what: dict[str, Any] = {
+            "plan": {"layers": layers, "store": self._layered.lineage.store},
+            "copy": copy,
+        }
+        told = await self._errand("seal", **what, despite_processes=despite_processes, most_bytes=_MOST_COPIED_BYTES)
+        return await self._errand("mend", **what) if told["outcome"] == "broken" else told
 
     def drop(self, layers: Sequence[str]) -> None:
         """Have layers deleted that nobody uses, in a while."""
@@ -170,12 +183,35 @@ class LocalSandbox(SpawnedSandbox):
     def _count_kills(self) -> int:
         return self._groups.kills_for_memory(self._group)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._channel.lost.is_set()
+
+    async def stop(self) -> None:
+        """End it, and keep its files where they outlive it."""
+        self._keeps_files = True
+        await self.aclose()
+
     async def _remove(self) -> None:
         files = self._layered
-        files.lineage.members.remove(self.drop)  # who closes deletes nothing any more
+        del files.lineage.members[self.id]  # who closes deletes nothing any more
         await self._client.close(self.id, self._channel)
-        files.lineage.have_dropped(files.lineage.let_go(files.layers))
+        if not self._keeps_files:
+            await take_back(files.lineage, self.id)
         await files.tree.let_go()
+
+
+async def take_back(lineage: LineageLayers, sandbox: SandboxId) -> None:
+    """Note that a sandbox is no more, and have its layers deleted. Completes under cancellation."""
+    unused = lineage.leave(sandbox)
+    with anyio.CancelScope(shield=True):
+        try:
+            await lineage.noted()
+        except BackendError as error:
+            _log.warning("%s: its files are left until its store is opened again: %s", sandbox, error)
+        else:
+            lineage.have_dropped(unused)
 
 
 def entry_command(template: Template, identity: Identity) -> Command:

@@ -33,6 +33,7 @@ from headstart.backends.spawner.guest.processes import descendants, is_below
 from headstart.backends.spawner.guest.runs import remove_tree
 from headstart.backends.spawner.prepared import ColdPrepared
 from headstart.backends.spawner.sandbox import SpawnedSandbox
+from headstart.backends.storeless import NoStores
 from headstart.errors import BackendError
 from headstart.ids import SandboxId
 
@@ -82,6 +83,11 @@ class ProcessBackend:
     @property
     def name(self) -> str:
         return "process"
+
+    @property
+    def stores(self) -> NoStores:
+        """See `FileStores`; there are none."""
+        return NoStores("files of sandboxes that are not isolated go with them", cure='use the backend "local"')
 
     @property
     def capabilities(self) -> Capabilities:

@@ -14,7 +14,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +138,21 @@ class SpawnerClient:
             BackendError: It could not; what it found stands.
         """
         return await self._request({"op": "errand", "sandbox": sandbox, "template": template, "do": do, **details})
+
+    async def store_errand(self, store: str, do: str, **details: Any) -> Mapping[str, Any]:
+        """Have a helper do something to a store, and return what it tells.
+
+        Raises:
+            BackendError: It could not, or was killed over it.
+        """
+        told = await self._request({"op": "store", "store": store, "do": do, **details})
+        if told.get("outcome") == "broken":
+            raise BackendError(f"the helper that was to {do} the store {store} was killed", hint="try again")
+        return told
+
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something in a task of its own, for as long as the spawner is used. It must not raise."""
+        self._tasks.start_soon(work)
 
     def serve(self, channel: Channel) -> None:
         """Take a channel's messages for as long as the spawner is used."""

@@ -1,4 +1,4 @@
-"""The helpers that do something to a running sandbox for the spawner, which must not wait for anything.
+"""The helpers that do something to a running sandbox, or to a store, for the spawner, which must not wait for anything.
 
 Forking one takes a millisecond or two, and its first steps are slow while it copies the pages that
 it touches. So once errands have begun, one helper stands ready; it does one and ends.
@@ -11,9 +11,11 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from headstart.backends.local.guest.layers import Errand
+from headstart.backends.local.guest.stores import StoreErrand
 from headstart.backends.spawner.guest import processes, syscalls
 from headstart.backends.spawner.guest.wire import PeerGone, Wire
 
@@ -32,18 +34,19 @@ class Errands:
         self._ready: Wire | None = None
         self._refill_at: float | None = None
 
-    def begin(self, order: dict[str, Any], *, mounts: int, template: int) -> int:
+    def begin(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
         """Have a helper do it; return where it will tell its answer, one line of JSON.
 
         Args:
-            order: `init`, `groups` and `owner` as `Errand` takes them, and the `message` for it.
-            mounts: A descriptor of the sandbox's mount namespace.
-            template: A descriptor of its template's.
+            order: `sandbox` (`init`, `groups` and `owner`, as `Errand` takes them; None for an errand to a store),
+                and the `message` for it.
+            descriptors: For a sandbox, those of its mount namespace and of its template's; for a store, what
+                `StoreErrand` takes.
         """
         self._refill_at = time.monotonic() + _REFILL_S
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
-            self._send(order, [write_end, mounts, template])
+            self._send(order, [write_end, *descriptors])
         except BaseException:
             os.close(read_end)
             raise
@@ -99,15 +102,8 @@ def _help(sock: socket.socket, spawner: int) -> NoReturn:
     try:
         syscalls.be_a_helper_of(spawner, [sock.fileno()])
         processes.is_alive(spawner)  # touch what will be needed
-        order, (told, mounts, template) = Wire(sock).wait()
-        owner = order["owner"]
-        errand = Errand(
-            init=order["init"],
-            mounts=mounts,
-            template=template,
-            groups=order["groups"],
-            owner=None if owner is None else (owner[0], owner[1]),
-        )
+        order, (told, *descriptors) = Wire(sock).wait()
+        errand = _errand(order["sandbox"], descriptors)
         try:
             outcome = errand.do(order["message"])
         except OSError as error:
@@ -123,9 +119,23 @@ def _help(sock: socket.socket, spawner: int) -> NoReturn:
         os._exit(0)
 
 
-def _tidy_up(errand: Errand) -> None:
+def _errand(sandbox: dict[str, Any] | None, descriptors: list[int]) -> Errand | StoreErrand:
+    if sandbox is None:
+        return StoreErrand(*descriptors)
+    mounts, template = descriptors
+    owner = sandbox["owner"]
+    return Errand(
+        init=sandbox["init"],
+        mounts=mounts,
+        template=template,
+        groups=sandbox["groups"],
+        owner=None if owner is None else (owner[0], owner[1]),
+    )
+
+
+def _tidy_up(errand: Errand | StoreErrand) -> None:
     try:
         errand.tidy_up()
     except OSError as error:
-        sys.stderr.write(f"headstart: a sandbox's old file tree stays until it ends: {error}\n")
+        sys.stderr.write(f"headstart: what an errand has replaced or deleted stays for a while: {error}\n")
         sys.stderr.flush()

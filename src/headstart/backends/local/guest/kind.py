@@ -20,8 +20,9 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from headstart.backends.local.guest import lockdown, private, tree, userns
+from headstart.backends.local.guest import images, lockdown, private, tree, userns
 from headstart.backends.local.guest.errands import Errands
+from headstart.backends.local.guest.stores import Stores, layers_in
 from headstart.backends.spawner.guest import runs, syscalls
 from headstart.backends.spawner.guest.init import Init, reset_signals
 from headstart.backends.spawner.guest.wire import PeerGone, Wire
@@ -90,9 +91,14 @@ class LocalKind:
         self._told_by: dict[int, Wire] = {}  # init → where it tells its mount namespace
         self._mounts: dict[int, int] = {}  # init → a descriptor of that
         self._errands = Errands()
+        self._stores = Stores(self._staging)
         self._doomed: dict[int, str] = {}  # init that has ended → its group, which is to be removed
         self._made_groups = 0
-        self.facts: dict[str, Any] = {"run": self._run.path, "cgroups": self._groups}
+        self.facts: dict[str, Any] = {
+            "run": self._run.path,
+            "cgroups": self._groups,
+            "images": images.can_be_made(),
+        }
 
     # ------------------------------------------------------------ templates
 
@@ -151,7 +157,11 @@ class LocalKind:
     ) -> tuple[int, dict[str, Any]]:
         known = self._templates[template]
         self._refill_later()
-        descriptors = [control, known.mounts] + ([] if origin is None else [self._mounts_of(origin)])
+        descriptors = [control, known.mounts]
+        if order["store"] is not None:
+            descriptors.append(self._stores.mounts_of(order["store"]))
+        elif origin is not None:
+            descriptors.append(self._mounts_of(origin))
         parked = self._hand_out({**known.plan, **order}, descriptors)
         self._in_group[parked.pid] = parked.group
         self._told_by[parked.pid] = parked.wire
@@ -175,13 +185,26 @@ class LocalKind:
         """Have a helper do something to a sandbox; return where it will tell its answer, one line of JSON."""
         template = self._templates[message["template"]]
         group = self._in_group[init]
-        order = {
-            "init": init,
-            "groups": [f"{base}/{group}" for base in self._groups],
-            "owner": self._owner(),
-            "message": {**message, "plan": {**template.plan, **message.get("plan", {})}},
-        }
-        return self._errands.begin(order, mounts=self._mounts_of(init), template=template.mounts)
+        sandbox = {"init": init, "groups": [f"{base}/{group}" for base in self._groups], "owner": self._owner()}
+        plan = {**template.plan, **message.get("plan", {})}
+        order = {"sandbox": sandbox, "message": {**message, "plan": plan}}
+        return self._errands.begin(order, [self._mounts_of(init), template.mounts])
+
+    def begin_store_errand(self, message: dict[str, Any]) -> int:
+        """Have a helper open a store or do something to it; return where it will tell its answer."""
+        if message["do"] == "open":
+            return self._stores.open(message)
+        order = {"sandbox": None, "message": message}
+        if message["do"] == "delete":
+            return self._errands.begin(order, [])
+        if message["do"] != "close":
+            return self._errands.begin(order, [self._stores.mounts_of(message["store"])])
+        held = self._stores.let_go(message["store"])
+        try:
+            return self._errands.begin(order, held)
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
 
     def _owner(self) -> tuple[int, int] | None:
         owner = userns.FIRST_ID + userns.SANDBOX_ID
@@ -239,7 +262,8 @@ class LocalKind:
 
         Args:
             order: The template's plan and what was ordered.
-            descriptors: The control socket, the template's mounts, and, for a fork, those of its origin.
+            descriptors: The control socket, the template's mounts, and those of what has its layers, the store or, for
+                a fork, its origin.
             told: Gets a descriptor of its mount namespace.
             group: The name of its control groups.
             trouble: What went wrong while it was parked.
@@ -264,7 +288,9 @@ class LocalKind:
         if self._groups:  # from inside of it, nsdelegate refuses to set the limits above
             syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         self._choose_network(order["network"])
-        scratch = private.scratch_in(origin[0]) if origin else None
+        scratch = None
+        if origin:
+            scratch = private.scratch_in(origin[0]) if order["store"] is None else layers_in(origin[0])
         syscalls.setns(template, syscalls.CLONE_NEWNS)
         syscalls.unshare(syscalls.CLONE_NEWNS)
         private.lay_private_parts(order, owner=self._owner(), masked=not order["zygote"], scratch=scratch)
@@ -291,6 +317,7 @@ class LocalKind:
 
     def ended(self, pid: int) -> None:
         self._errands.ended(pid)
+        self._stores.ended(pid)
         if pid in self._told_by:
             self._told_by.pop(pid).close()
         if pid in self._mounts:
@@ -310,7 +337,7 @@ class LocalKind:
         return None
 
     def owns(self, pid: int) -> bool:
-        return self._errands.owns(pid) or any(parked.pid == pid for parked in self._parked)
+        return self._errands.owns(pid) or self._stores.owns(pid) or any(parked.pid == pid for parked in self._parked)
 
     def count_groups(self) -> int:
         return len(self._in_group) + len(self._doomed) if self._groups else 0

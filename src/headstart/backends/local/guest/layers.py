@@ -59,7 +59,8 @@ class Errand:
     def do(self, message: dict[str, Any]) -> dict[str, Any]:
         """Do what `message["do"]` says; return what to tell.
 
-        `seal`: add the empty layer `plan["layers"][-1]`; with `despite_processes`, also while something runs.
+        `seal`: add the empty layer `plan["layers"][-1]`; with `despite_processes`, also while something runs,
+            and, if that could write to what is sealed, copy it to the layer `copy` instead.
         `mend`: after a helper has died over `seal`: let everything go on, and tell whether the layer was `sealed`.
         `drop`: delete `layers`, which nobody uses any more.
 
@@ -94,9 +95,10 @@ class Errand:
         if not message["despite_processes"]:
             return {"outcome": "busy", "processes": names}
         with frozen(self._init, self._groups):
-            return {**self._seal_despite_processes(plan, message["most_bytes"]), "processes": names}
+            return {**self._seal_despite_processes(message), "processes": names}
 
-    def _seal_despite_processes(self, plan: dict[str, Any], most_bytes: int) -> dict[str, Any]:
+    def _seal_despite_processes(self, message: dict[str, Any]) -> dict[str, Any]:
+        plan = message["plan"]
         held = holders(self._running(), self._targets(plan))
         if not held:
             try:
@@ -105,7 +107,7 @@ class Errand:
                 if error.errno != errno.EBUSY:
                     raise
                 held = ["somebody writes to a file that no process shows (it is on its way through a socket, say)"]
-        return self._copy(plan, most_bytes, held[:_MOST_TOLD])
+        return self._copy(message, held[:_MOST_TOLD])
 
     def _seal_unless_empty(self, plan: dict[str, Any]) -> str:
         *below, topmost, _ = plan["layers"]
@@ -115,16 +117,17 @@ class Errand:
             self._swap(plan)
         return "sealed"
 
-    def _copy(self, plan: dict[str, Any], most_bytes: int, held: list[str]) -> dict[str, Any]:
+    def _copy(self, message: dict[str, Any], held: list[str]) -> dict[str, Any]:
         for group in self._groups:
             if not os.path.exists(group + "/cgroup.freeze"):  # there, we would stand still, too
                 with open(group + "/cgroup.procs", "w") as members:
                     members.write("0")  # what is copied is the sandbox's to pay for
-        *_, topmost, new = plan["layers"]
+        *_, topmost, _ = message["plan"]["layers"]
         with self._inside():
-            source, target = f"{private.SCRATCH}/{topmost}", f"{private.SCRATCH}/{new}"
+            source, target = f"{private.SCRATCH}/{topmost}", f"{private.SCRATCH}/{message['copy']}"
             try:
-                copied = copy_tree(source, target, skip="work", most_bytes=most_bytes)
+                copied = copy_tree(source, target, skip="work", most_bytes=message["most_bytes"])
+                os.chmod(target, private.WHOLE)
             except OSError as error:
                 delete_tree(target)
                 if error.errno != errno.EFBIG:
@@ -142,6 +145,8 @@ class Errand:
             with self._inside():
                 self._open_to_writers([syscalls.open_tree(target, 0) for target in self._targets(plan)])
                 self._delete(new)
+        with self._inside():
+            self._delete(message["copy"])
         return {"outcome": "sealed" if was_added else "failed", "processes": []}
 
     def _drop(self, message: dict[str, Any]) -> dict[str, Any]:

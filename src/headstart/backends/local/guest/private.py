@@ -6,10 +6,13 @@ the sandbox's memory. The mount that all of them were bound from stays, in a fol
 closed to everybody: taking a mount away makes the kernel wait for every CPU (up to 11 ms when
 they are busy), adding one does not.
 
+A store's sandbox has a folder of the store there instead, which is on disk and outlives it.
+
 In it, what a sandbox writes goes to a *layer*, a folder of its own: `w/upper/N` for the Nth
 private folder, `oN/upper` for the Nth overlay. A sandbox begins with one. A checkpoint seals
 it and stacks an empty one on top (`layers`); the private folders of all its layers are then
-put together by one more overlay, at `STATE`.
+put together by one more overlay, at `STATE`. In a store they are from the beginning. A layer
+that is whole is told from one that was being made when somebody killed us by its mode.
 
 A zygote's fork does the same, in namespaces nested in the zygote's: the new mounts cover the
 zygote's own, which it cannot uncover, having no capabilities left. Its overlays do not lie on
@@ -40,6 +43,7 @@ __all__ = [
     "PREVIOUS",
     "SCRATCH",
     "STATE",
+    "WHOLE",
     "bring_up_loopback",
     "hide_host_proc",
     "lay_private_parts",
@@ -58,6 +62,9 @@ HOST_PROC = "/.headstart/proc"
 EMPTY = "/.headstart/empty"
 PLAIN = "/.headstart/plain"
 """Where a zygote's tree has each folder that its forks lay overlays on, by its place in the plan's `overlays`."""
+
+WHOLE = 0o755
+"""The mode of a layer that has all its parts."""
 
 _MASKED_FILES = ("/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug")
 _MASKED_FOLDERS = ("/proc/acpi", "/proc/asound", "/proc/scsi", "/proc/fs")
@@ -80,11 +87,12 @@ def lay_private_parts(
         plan: `private` (folder → mode; they start empty), `scratch_bytes`, `scratch_inodes`,
             `overlays`, `plain` (whether `PLAIN` has them, too), `covered` (mounts below a
             private folder or an overlay, which stay visible), `layers` (names, the lowest first;
-            the last one is new), as in `confine.enter`.
+            the last one is new unless the sandbox `goes_on` with it), `store` (whose layers they are,
+            or None), as in `confine.enter`.
         owner: Who owns the private folders, if not whoever mounts.
         masked: Hide what /proc tells about the machine, and `PLAIN`. Not for a zygote: its
             forks could then not mount a /proc of their own.
-        scratch: A detached mount of the tmpfs that has the lower layers; a new one is made if there are none.
+        scratch: A detached mount of the folder that has the lower layers; a new tmpfs is made if there are none.
         carried: Detached mounts, by where they belong, of /proc and /dev/pts; new ones are made unless given.
     """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -95,29 +103,38 @@ def lay_private_parts(
     else:
         syscalls.move_mount(scratch, SCRATCH)
     os.chdir(SCRATCH)  # so that many layers' names fit into a mount's options
-    os.mkdir(top)
-    folders = _private_folders(plan["private"], below, top, owner)
+    if not plan["goes_on"]:
+        os.mkdir(top, 0o700)
+    folders = _private_folders(plan, below, top, owner)
     for target, folder in folders.items():
         syscalls.mount(folder, target, None, syscalls.MS_BIND)
     for target in sorted({*kept, *plan["overlays"]}, key=lambda path: path.count("/")):
         if target in kept:
-            _put_back(kept[target], target, owner, make=not below)
+            _put_back(kept[target], target, owner, make=not below or plan["goes_on"])
         if target in plan["overlays"]:
-            number = plan["overlays"].index(target)
-            lower = [f"{name}/o{number}/upper" for name in reversed(below)]
-            lower.append(f"{PLAIN}/{number}" if plan["plain"] else target)
-            overlay(lower, target, f"{top}/o{number}", owner)
+            _lay_overlay(target, plan, owner)
+    os.chmod(top, WHOLE)
     os.chdir("/")
-    if carried is not None:
+    if carried is None:
+        _mount_kernels_own(flags)
+        if masked:
+            _mask(plan)
+    else:
         for target, mount in carried.items():
             syscalls.move_mount(mount, target)
-        return
+
+
+def _mount_kernels_own(flags: int) -> None:
     syscalls.mount("proc", "/proc", "proc", flags | syscalls.MS_NOEXEC)
     syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "newinstance,ptmxmode=0666")
-    if masked:
-        _mask()
-        if plan["plain"]:
-            syscalls.mount(EMPTY, PLAIN, None, syscalls.MS_BIND)
+
+
+def _lay_overlay(target: str, plan: dict[str, Any], owner: tuple[int, int] | None) -> None:
+    *below, top = plan["layers"]
+    number = plan["overlays"].index(target)
+    lower = [f"{name}/o{number}/upper" for name in reversed(below)]
+    lower.append(f"{PLAIN}/{number}" if plan["plain"] else target)
+    overlay(lower, target, f"{top}/o{number}", owner, goes_on=plan["goes_on"])
 
 
 def scratch_in(mounts: int) -> int:
@@ -126,18 +143,21 @@ def scratch_in(mounts: int) -> int:
     return syscalls.open_tree(SCRATCH, syscalls.OPEN_TREE_CLONE)
 
 
-def _private_folders(
-    private: dict[str, int], below: list[str], top: str, owner: tuple[int, int] | None
-) -> dict[str, str]:
-    """Return what to mount at each private folder: empty folders, or what the lower layers have there."""
-    if below:
-        overlay([f"{name}/w/upper" for name in reversed(below)], STATE, f"{top}/w", owner)
-        return {target: f"{STATE}/{number}" for number, target in enumerate(private)}
+def _private_folders(plan: dict[str, Any], below: list[str], top: str, owner: tuple[int, int] | None) -> dict[str, str]:
+    """Return what to mount at each private folder: empty folders, or what the layers have there."""
+    private: dict[str, int] = plan["private"]
     home = f"{top}/w/upper"
-    os.makedirs(home)
-    return {
-        target: _own_folder(f"{home}/{number}", mode, owner) for number, (target, mode) in enumerate(private.items())
-    }
+    if below or plan["store"] is not None:
+        home = STATE
+        lower = [f"{name}/w/upper" for name in reversed(below)] or [EMPTY]
+        overlay(lower, STATE, f"{top}/w", owner, goes_on=plan["goes_on"])
+    else:
+        os.makedirs(home)
+    folders = {target: f"{home}/{number}" for number, target in enumerate(private)}
+    if not below and not plan["goes_on"]:
+        for target, folder in folders.items():
+            _own_folder(folder, private[target], owner)
+    return folders
 
 
 def hide_host_proc() -> None:
@@ -154,12 +174,11 @@ def _tmpfs_options(plan: dict[str, Any]) -> str:
     return ",".join(options)
 
 
-def _own_folder(path: str, mode: int, owner: tuple[int, int] | None) -> str:
+def _own_folder(path: str, mode: int, owner: tuple[int, int] | None) -> None:
     os.mkdir(path)
     if owner is not None:
         os.chown(path, *owner)
     os.chmod(path, mode)
-    return path
 
 
 def _put_back(mount: int, target: str, owner: tuple[int, int] | None, *, make: bool) -> None:
@@ -213,7 +232,9 @@ def _step(folder: int, name: str, owner: tuple[int, int] | None, *, make: bool, 
     return there
 
 
-def overlay(lower: list[str], target: str, folder: str, owner: tuple[int, int] | None) -> None:
+def overlay(
+    lower: list[str], target: str, folder: str, owner: tuple[int, int] | None, *, goes_on: bool = False
+) -> None:
     """Mount folders on top of each other, made writable; what is in them stays as it is.
 
     Where root mounts, a folder from below can be renamed; else that fails with EXDEV, and `mv` copies.
@@ -221,18 +242,15 @@ def overlay(lower: list[str], target: str, folder: str, owner: tuple[int, int] |
     Args:
         lower: The folders, the topmost first.
         target: Where to mount them.
-        folder: Is made, for what changes.
+        folder: For what changes.
         owner: Who owns the top of it if, its ids not being mapped, it is nobody's inside; None: whoever mounts.
+        goes_on: The folder is there, with what has changed before; else it is made.
 
     Raises:
-        OSError: This kernel cannot do it, or not on this file system.
+        OSError: This kernel cannot do it, or not on this file system, or that is full.
     """
-    os.mkdir(folder)
-    facts = os.stat(lower[0])
-    theirs = (facts.st_uid, facts.st_gid) if facts.st_uid >= userns.FIRST_ID or len(lower) > 1 else owner
-    _own_folder(folder + "/upper", facts.st_mode & 0o7777, theirs if owner is not None else None)
-    _dress(lower[0], folder + "/upper", facts)
-    os.mkdir(folder + "/work")
+    if not goes_on:
+        _make_upper(lower, folder, owner)
     layers = {
         "lowerdir": ":".join(_escaped(path) for path in lower),
         "upperdir": _escaped(folder + "/upper"),
@@ -242,6 +260,17 @@ def overlay(lower: list[str], target: str, folder: str, owner: tuple[int, int] |
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     options.append("redirect_dir=on" if owner is not None else "userxattr")
     syscalls.mount("overlay", target, "overlay", flags, ",".join(options))
+    if os.statvfs(target).f_flag & os.ST_RDONLY:  # what the kernel does if there is no room for what it needs itself
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+
+
+def _make_upper(lower: list[str], folder: str, owner: tuple[int, int] | None) -> None:
+    os.mkdir(folder)
+    facts = os.stat(lower[0])
+    theirs = (facts.st_uid, facts.st_gid) if facts.st_uid >= userns.FIRST_ID or len(lower) > 1 else owner
+    _own_folder(folder + "/upper", facts.st_mode & 0o7777, theirs if owner is not None else None)
+    _dress(lower[0], folder + "/upper", facts)
+    os.mkdir(folder + "/work")
 
 
 def _dress(source: str, target: str, facts: os.stat_result) -> None:
@@ -261,13 +290,15 @@ def _escaped(path: str) -> str:
     return "".join("\\" + letter if letter in "\\:," else letter for letter in path)
 
 
-def _mask() -> None:
+def _mask(plan: dict[str, Any]) -> None:
     for path in _MASKED_FILES:
         if os.path.exists(path):
             syscalls.mount("/dev/null", path, None, syscalls.MS_BIND)
     for path in _MASKED_FOLDERS:
         if os.path.isdir(path):
             syscalls.mount(EMPTY, path, None, syscalls.MS_BIND)
+    if plan["plain"]:
+        syscalls.mount(EMPTY, PLAIN, None, syscalls.MS_BIND)
 
 
 def bring_up_loopback() -> None:

@@ -46,6 +46,9 @@ class ProcessKind:
     def begin_errand(self, init: int, message: dict[str, Any]) -> int:  # noqa: ARG002
         raise OSError(errno.ENOTSUP, "sandboxes that are not isolated have no layers")
 
+    def begin_store_errand(self, message: dict[str, Any]) -> int:  # noqa: ARG002
+        raise OSError(errno.ENOTSUP, "files of sandboxes that are not isolated go with them")
+
     def _be_init(self, order: dict[str, Any], control: int) -> NoReturn:
         try:
             reset_signals()

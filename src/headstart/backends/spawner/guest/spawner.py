@@ -15,6 +15,7 @@ Messages in (`seq` is answered with the same `seq`):
     `{"op": "start", "seq", "sandbox", "template", "order", "origin"}` with the init's control socket
     `{"op": "errand", "seq", "sandbox", …}`  answered when a helper has done it,
         or with the outcome `broken` when it was killed over it
+    `{"op": "store", "seq", "store", …}`  likewise; what is done is done to files that outlive us
     `{"op": "count", "seq"}`             answered with `processes` and `groups`
     `{"op": "close", "seq", "sandbox"}`  answered when nothing of the sandbox is left
 
@@ -69,6 +70,10 @@ class Kind(Protocol):
 
     def begin_errand(self, init: int, message: dict[str, Any]) -> int:
         """Have a helper do something to a sandbox; return where it will tell its answer, one line of JSON."""
+        ...
+
+    def begin_store_errand(self, message: dict[str, Any]) -> int:
+        """Have a helper do something to files that outlive us; return where it will tell its answer."""
         ...
 
     def ended(self, pid: int) -> None:
@@ -176,14 +181,19 @@ class Spawner:
             pid, facts = self._kind.start(message["template"], message["order"], descriptors[0], origin)
             self._inits[pid] = message["sandbox"]
             return {"pid": pid, **facts}
-        if operation == "errand":
-            self._errands[self._kind.begin_errand(self._init_of(message["sandbox"]), message)] = message["seq"]
+        if operation in ("errand", "store"):
+            self._errands[self._begin_errand(message)] = message["seq"]
             return None
         if operation == "count":
             return self._count()
         if operation == "close":
             return self._close(message)
         raise OSError(22, f"unknown operation {operation!r}")
+
+    def _begin_errand(self, message: dict[str, Any]) -> int:
+        if message["op"] == "store":
+            return self._kind.begin_store_errand(message)
+        return self._kind.begin_errand(self._init_of(message["sandbox"]), message)
 
     def _init_of(self, sandbox: str) -> int:
         for pid, name in self._inits.items():

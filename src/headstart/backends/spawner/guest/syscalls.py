@@ -28,6 +28,7 @@ __all__ = [
     "scope_sockets_and_signals",
     "set_title",
     "setns",
+    "syncfs",
     "umount",
     "unshare",
 ]
@@ -210,6 +211,11 @@ def filesystem_of(descriptor: int) -> int:
     facts = ctypes.create_string_buffer(_STATFS_BYTES)
     _check(_libc.fstatfs(descriptor, facts), "fstatfs")
     return ctypes.c_long.from_buffer(facts).value
+
+
+def syncfs(descriptor: int) -> None:
+    """Return when all that was written to the filesystem of something open is on its disk."""
+    _check(_libc.syncfs(ctypes.c_int(descriptor)), "syncfs")
 
 
 def prctl(option: int, argument: int = 0, more: int = 0) -> int:

@@ -1,0 +1,169 @@
+"""A lineage's files on disk, and the sandboxes that run on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Protocol
+
+import anyio
+
+from headstart.backends.contract import Checkpoint, Identity, Prepared
+from headstart.backends.local.sandbox import LayeredFiles, LocalSandbox, take_back
+from headstart.backends.local.stored import StoredLayers
+from headstart.backends.local.tree import Tree
+from headstart.backends.spawner.client import SpawnerClient
+from headstart.errors import BackendError
+from headstart.ids import CheckpointId, SandboxId
+
+__all__ = ["LocalStore", "Start"]
+
+_log = logging.getLogger(__name__)
+
+
+class Start(Protocol):
+    """Starts a sandbox on the layers that its lineage has noted; see `LocalBackend`."""
+
+    async def __call__(
+        self, files: LayeredFiles, identity: Identity, *, background: bool = False, goes_on: bool = False
+    ) -> LocalSandbox: ...
+
+
+class LocalStore:
+    """Implements `FileStore`; made by `LocalStores.open`.
+
+    Args:
+        close: Lets go of the files, when nothing runs on them any more.
+        remove: Deletes them after that.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layers: StoredLayers,
+        *,
+        client: SpawnerClient,
+        start: Start,
+        close: Callable[[], Awaitable[None]],
+        remove: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._name = name
+        self._layers = layers
+        self._client = client
+        self._start = start
+        self._close = close
+        self._remove = remove
+        self._starting: set[SandboxId] = set()
+        self._is_closed = self._is_removed = False
+        self._closing = anyio.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def sandboxes(self) -> Sequence[SandboxId]:
+        """See `FileStore.sandboxes`."""
+        return list(self._layers.stands)
+
+    @property
+    def checkpoints(self) -> Sequence[Checkpoint]:
+        """See `FileStore.checkpoints`."""
+        return [kept.checkpoint for kept in self._layers.checkpoints.values()]
+
+    async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> LocalSandbox:
+        """See `FileStore.start`. If cancelled, the sandbox's files are what they were."""
+        self._check()
+        tree = self._fitting(prepared)
+        await self._end_lost(identity.sandbox)
+        self._starting.add(identity.sandbox)
+        try:
+            return await self._start_on(tree, identity, background=background)
+        finally:
+            self._starting.discard(identity.sandbox)
+
+    async def _start_on(self, tree: Tree, identity: Identity, *, background: bool) -> LocalSandbox:
+        layers, sandbox = self._layers, identity.sandbox
+        is_known = sandbox in layers.stands
+        goes_on = is_known and layers.is_alone_on_top(sandbox)
+        if not goes_on:
+            layers.begin(sandbox, layers.stands.get(sandbox, ()))
+        try:
+            await layers.noted()
+            return await self._start(
+                LayeredFiles(tree=tree, lineage=layers), identity, background=background, goes_on=goes_on
+            )
+        except BaseException:
+            if not is_known:
+                await take_back(layers, sandbox)
+            elif not goes_on:
+                layers.have_dropped(layers.step_back(sandbox))
+            raise
+
+    def _fitting(self, prepared: Prepared) -> Tree:
+        if not isinstance(prepared, Tree) or prepared.template.preload is not None:
+            raise BackendError(f"{prepared.template.name}: only what starts cold can have its files in a store")
+        places = (*prepared.parts["private"], *prepared.parts["overlays"])
+        self._layers.settle_places(places)
+        if self._layers.places != places:
+            raise BackendError(
+                f"{prepared.template.name} has other private folders ({', '.join(places)}) than what the store"
+                f" {self.name} has files for ({', '.join(self._layers.places or ())})",
+                hint="start it from the template that it was made from",
+            )
+        return prepared
+
+    async def _end_lost(self, sandbox: SandboxId) -> None:
+        member = self._layers.members.get(sandbox)
+        if sandbox in self._starting or (member is not None and not member.is_lost):
+            raise BackendError(f"{sandbox} runs already", hint="end it first, or use the one that runs")
+        if member is not None:
+            await member.stop()
+
+    async def stop(self, sandbox: SandboxId) -> None:
+        """See `FileStore.stop`."""
+        if sandbox in self._layers.members:
+            await self._layers.members[sandbox].stop()
+
+    async def keep_only(self, sandboxes: Collection[SandboxId], checkpoints: Collection[CheckpointId]) -> None:
+        """See `FileStore.keep_only`."""
+        self._check()
+        layers = self._layers
+        for sandbox in [name for name in layers.members if name not in sandboxes]:
+            await layers.members[sandbox].aclose()
+        unused = [layers.leave(name) for name in list(layers.stands) if name not in sandboxes]
+        unused += [layers.forget(name) for name in list(layers.checkpoints) if name not in checkpoints]
+        await layers.noted()
+        layers.have_dropped([layer for each in unused for layer in each])
+
+    async def flush(self) -> None:
+        """See `FileStore.flush`."""
+        self._check()
+        number, checkpoints = self._layers.number, list(self._layers.checkpoints)
+        await self._client.store_errand(self.name, "flush")
+        await self._layers.note_flushed(number=number, checkpoints=checkpoints)
+
+    async def aclose(self) -> None:
+        """See `FileStore.aclose`."""
+        with anyio.CancelScope(shield=True):
+            async with self._closing:
+                if self._is_closed:
+                    return
+                self._is_closed = True
+                async with anyio.create_task_group() as ending:
+                    for member in list(self._layers.members.values()):
+                        ending.start_soon(member.stop)
+                await self._close()
+
+    async def remove(self) -> None:
+        """See `FileStore.remove`."""
+        await self.aclose()
+        with anyio.CancelScope(shield=True):
+            async with self._closing:
+                if not self._is_removed:
+                    self._is_removed = True
+                    await self._remove()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise BackendError(f"the store {self.name} is closed", hint="open it again")

@@ -1,0 +1,185 @@
+"""Stores: files of sandboxes that outlive the service, in a folder each below the state directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from headstart.backends.contract import Limits
+from headstart.backends.local import manifest as manifests
+from headstart.backends.local.manifest import Manifest
+from headstart.backends.local.store import LocalStore, Start
+from headstart.backends.local.stored import StoredLayers
+from headstart.backends.spawner.client import SpawnerClient
+from headstart.errors import BackendError
+
+__all__ = ["LocalStores"]
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_DOOMED = ".doomed-"
+_MANIFEST = "manifest.json"
+
+_log = logging.getLogger(__name__)
+
+
+class LocalStores:
+    """Implements `FileStores`.
+
+    Args:
+        folder: Where they are.
+        can_make_images: Whether this machine can keep each in a disk image, which bounds it.
+        start: Starts their sandboxes.
+        inodes_for: How many files there may be where there is room for so many bytes.
+    """
+
+    def __init__(
+        self,
+        client: SpawnerClient,
+        folder: Path,
+        *,
+        can_make_images: bool,
+        start: Start,
+        inodes_for: Callable[[int], int],
+    ) -> None:
+        self._client = client
+        self._folder = folder
+        self._can_make_images = can_make_images
+        self._start = start
+        self._inodes_for = inodes_for
+        self._open: set[str] = set()
+        self._swept = False
+
+    async def names(self) -> Sequence[str]:
+        """See `FileStores.names`."""
+        await self._sweep()
+        return sorted(path.name for path in await anyio.to_thread.run_sync(partial(_folders_in, self._folder)))
+
+    async def open(self, name: str, *, limits: Limits) -> LocalStore:
+        """See `FileStores.open`. If cancelled, it is not open."""
+        folder = self._folder_of(name)
+        if name in self._open:
+            raise BackendError(f"the store {name} is open already", hint="close it first")
+        self._open.add(name)
+        try:
+            await self._sweep()
+            return await self._opened(name, folder, limits)
+        except BaseException:
+            self._open.discard(name)
+            raise
+
+    async def _opened(self, name: str, folder: Path, limits: Limits) -> LocalStore:
+        found = await anyio.to_thread.run_sync(lambda: self._found_in(folder))
+        closing = partial(self._close, name, folder)
+        try:
+            told = await self._client.store_errand(
+                name,
+                "open",
+                folder=str(folder),
+                image=self._image(limits, folder, may_be_made=not found.number) if found.image else None,
+                layers=sorted(found.layers),
+            )
+            layers = StoredLayers(
+                folder / _MANIFEST, found, store=name, whole=told["layers"], drop=partial(self._drop, name)
+            )
+            await layers.noted()
+        except BackendError as error:
+            await closing()
+            raise BackendError(f"the store {name} in {folder} cannot be opened: {error}", hint=_CURE) from error
+        except BaseException:
+            await closing()
+            raise
+        remove = partial(self._remove, name, folder)
+        return LocalStore(name, layers, client=self._client, start=self._start, close=closing, remove=remove)
+
+    def _found_in(self, folder: Path) -> Manifest:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = manifests.read(folder / _MANIFEST)
+        if found is not None:
+            return found
+        if (folder / "image").exists() or (folder / "files").exists():
+            raise BackendError(f"the store {folder.name} in {folder} has lost its {_MANIFEST}", hint=_CURE)
+        made = Manifest(boot=manifests.this_boot(), image=self._can_make_images)
+        manifests.write(folder / _MANIFEST, made)
+        return made
+
+    def _image(self, limits: Limits, folder: Path, *, may_be_made: bool) -> dict[str, Any]:
+        disk = os.statvfs(folder.parent)
+        content_bytes = limits.scratch_bytes or disk.f_bavail * disk.f_frsize
+        inodes = self._inodes_for(content_bytes)
+        return {"content_bytes": content_bytes, "inodes": inodes, "may_be_made": may_be_made}
+
+    def _drop(self, name: str, layers: Sequence[str]) -> None:
+        async def drop() -> None:
+            try:
+                await self._client.store_errand(name, "drop", layers=layers)
+            except BackendError as error:
+                _log.debug("the store %s: layers are left until it is opened again: %s", name, error)
+
+        self._client.start_soon(drop)
+
+    async def _close(self, name: str, folder: Path) -> None:
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._client.store_errand(name, "close", folder=str(folder))
+            except BackendError as error:
+                _log.debug("the store %s was not closed: %s", name, error)
+            self._open.discard(name)
+
+    async def remove(self, name: str) -> None:
+        """See `FileStores.remove`. Once begun it comes to its end, now or at the next start."""
+        folder = self._folder_of(name)
+        if name in self._open:
+            raise BackendError(f"the store {name} is open", hint="close it first")
+        await self._remove(name, folder)
+
+    async def _remove(self, name: str, folder: Path) -> None:
+        doomed = folder.with_name(f"{_DOOMED}{name}-{secrets.token_hex(4)}")
+        with anyio.CancelScope(shield=True):
+            try:
+                await anyio.to_thread.run_sync(folder.rename, doomed)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise BackendError(f"{folder}: cannot be removed: {error.strerror}") from error
+            await self._delete(doomed)
+
+    async def _sweep(self) -> None:
+        """Delete what removals that were cut off have left, once."""
+        if not self._swept:
+            self._swept = True
+            for doomed in await anyio.to_thread.run_sync(lambda: _folders_in(self._folder, doomed=True)):
+                self._client.start_soon(partial(self._delete, doomed))
+
+    async def _delete(self, doomed: Path) -> None:
+        try:
+            await self._client.store_errand(doomed.name, "delete", folder=str(doomed))
+        except BackendError as error:
+            _log.warning("%s is left: %s", doomed, error)
+
+    def _folder_of(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise BackendError(
+                f"{name!r} cannot name a store", hint="use letters, digits, '.', '_' and '-', and no '.' first"
+            )
+        return self._folder / name
+
+
+_CURE = "put back what is missing, or remove the store with all that is in it"
+
+
+def _folders_in(folder: Path, *, doomed: bool = False) -> list[Path]:
+    try:
+        entries = list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return [path for path in entries if path.is_dir() and path.name.startswith(_DOOMED) == doomed]
