@@ -126,9 +126,13 @@ class Trial:
     def another_backend(self) -> AbstractAsyncContextManager[Backend]:
         """Open a second backend of the same kind, with a state directory of its own."""
         self._count += 1
-        state = self.shared.parent / f"state-{self._count}"
-        state.mkdir(mode=0o700)
-        return self.subject.open(state)
+        return self.backend_on(f"state-{self._count}")
+
+    def backend_on(self, state: str) -> AbstractAsyncContextManager[Backend]:
+        """Open another backend of the same kind, on the state that the last one on it has left, if there was one."""
+        folder = self.shared.parent / state
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return self.subject.open(folder)
 
     def identity(self) -> Identity:
         """Return one that was not used before in this trial."""
