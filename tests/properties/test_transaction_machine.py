@@ -6,7 +6,7 @@ journalling. Beside it stands a model that knows nothing of versions: what files
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headstart.core.actions import ActionKey, Effect
 from headstart.core.transaction import (
+    Abridgement,
     BranchExited,
     BranchForked,
     CaptureCheckpoint,
@@ -61,6 +62,7 @@ from headstart.core.transaction import (
     TransactionInstruction,
     VerifyStaged,
     recover,
+    retold,
 )
 from headstart.ids import CheckpointId, SandboxId
 
@@ -127,6 +129,9 @@ class TransactionMachine(RuleBasedStateMachine):
         self.lineage = Lineage(opened)
         self.journal.append(opened)
         self.moments = [self.lineage.view()]
+        self.abridged: list[TransactionEvent] = [opened]
+        self.abridgement = Abridgement(self.lineage.view())
+        self.lengths = [1]
 
     # ------------------------------------------------------------ the runtime
 
@@ -144,7 +149,10 @@ class TransactionMachine(RuleBasedStateMachine):
         self.journal.append(event)
         before = self.lineage.view()
         out = self.lineage.handle(event)
-        self.moments.append(self.lineage.view())
+        after = self.lineage.view()
+        self.moments.append(after)
+        self.abridged += self.abridgement.written(event, before=before, after=after, instructions=out)
+        self.lengths.append(len(self.abridged))
         self.lineage.check_invariants()
         if isinstance(event, RunRequested) and event.branch:
             assert self.lineage.view().version == before.version, "branch isolation"
@@ -516,7 +524,8 @@ class TransactionMachine(RuleBasedStateMachine):
         doubtful = any(run.changed for run in self.runs.values())
         version = self.version() if doubtful or data.draw(st.booleans()) else None
         open_requests = {*self.unanswered, *self.runs}
-        open_branches = {each.id for each in self.lineage.view().branches}
+        before = self.lineage.view()
+        open_branches = {each.id for each in before.branches}
         restarted = RuntimeRestarted(at_s=self.now_s, lineage=ME, version=version)
         recovery = recover(self.journal, restarted)
         assert {*recovery.interrupted} == open_requests
@@ -526,6 +535,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.journal.append(restarted)
         self.lineage = recovery.lineage
         self.moments.append(self.lineage.view())
+        self.restart_abridged(restarted, before)
         self.lineage.check_invariants()
         self.doing, self.to_collect, self.told_garbage = [], [], []
         self.runs, self.unanswered, self.branches = {}, {}, {}
@@ -535,6 +545,20 @@ class TransactionMachine(RuleBasedStateMachine):
         assert {*self.told_garbage} == told
         if version is not None:
             self.state = self.names = self.names + 1
+
+    def restart_abridged(self, restarted: RuntimeRestarted, before: LineageView) -> None:
+        view = self.lineage.view()
+        self.abridged += self.abridgement.written(restarted, before=before, after=view, instructions=())
+        self.lengths.append(len(self.abridged))
+        self.abridgement = Abridgement(view)
+        if view.sandbox is not None:
+            again = RuntimeRestarted(at_s=self.now_s, lineage=ME)
+            told = recover(retold(view, view.sandbox, at_s=self.now_s), again)
+            told.lineage.check_invariants()
+            assert (told.canonical, told.version) == (view.sandbox, view.version)
+            assert told.lineage.view().checkpoints == view.checkpoints
+            assert not told.garbage_sandboxes
+            assert not told.garbage_checkpoints
 
     @precondition(lambda self: self.names > 150)
     @rule()
@@ -594,6 +618,8 @@ class TransactionMachine(RuleBasedStateMachine):
             return
         for cut, moment in enumerate(self.moments, start=1):
             self.cut_journal_has_one_answer(self.journal[:cut], moment)
+        for length, moment in zip(self.lengths, self.moments, strict=True):
+            self.abridged_journal_has_the_same_answer(self.abridged[:length], moment)
         self.close()
         while self.to_collect:
             each = self.to_collect.pop()
@@ -614,6 +640,18 @@ class TransactionMachine(RuleBasedStateMachine):
         assert sorted(recovery.garbage_checkpoints) == sorted(filter(None, sealed))
         again = recover([*journal, restarted], restarted)
         assert again.lineage.view() == recovery.lineage.view(), "a crash during recovery has the same answer"
+
+    def abridged_journal_has_the_same_answer(self, journal: list[TransactionEvent], moment: LineageView) -> None:
+        after = StateVersion("after")
+        recovery = recover(journal, RuntimeRestarted(at_s=self.now_s, lineage=ME, version=after))
+        recovery.lineage.check_invariants()
+        assert recovery.canonical == moment.sandbox
+        assert moment.sandbox is None or recovery.version == after
+        assert recovery.lineage.view().checkpoints == moment.checkpoints
+        made = {moment.staged, *(each.id for each in moment.branches), *moment.garbage_sandboxes} - {None}
+        assert sorted(recovery.garbage_sandboxes) == sorted(filter(None, made))
+        sealed = {moment.capturing, *moment.garbage_checkpoints} - {None}
+        assert sorted(recovery.garbage_checkpoints) == sorted(filter(None, sealed))
 
 
 TestTransactions = TransactionMachine.TestCase

@@ -8,6 +8,7 @@ have changed something.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final, TypedDict, TypeVar
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from headstart.backends.contract import Capture, Checkpoint, Identity, RunningSandbox
@@ -68,6 +70,7 @@ from headstart.core.transaction import (
 )
 from headstart.errors import BackendError, Conflict, TransactionRefused
 from headstart.ids import CheckpointId, IdSource, SandboxId
+from headstart.runtime.lineage_journal import KeptAs, KeptState, Remembered
 
 __all__ = ["SandboxCheckpoint", "SandboxLineage"]
 
@@ -99,6 +102,8 @@ _Answer = (
     | ReportState
     | ReportDone
 )
+
+_log = logging.getLogger(__name__)
 
 _Act = TypeVar("_Act", CaptureCheckpoint, ForkBranch, StageRollback, CollectGarbage)
 
@@ -133,11 +138,12 @@ class SandboxLineage:
     Args:
         first: The canonical sandbox; from now on the lineage closes it.
         name: The lineage's.
+        remembered: What outlives the service; None if nothing does.
         identify: Returns what a sandbox of it carries as its own.
         tasks: Where it acts; must outlive it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it stands on)
         self,
         first: RunningSandbox,
         *,
@@ -146,6 +152,7 @@ class SandboxLineage:
         ids: IdSource,
         clock: Clock,
         tasks: TaskGroup,
+        remembered: Remembered | None = None,
     ) -> None:
         self._name = name
         self._identify = identify
@@ -154,12 +161,15 @@ class SandboxLineage:
         self._tasks = tasks
         self._sandboxes: dict[SandboxId, RunningSandbox] = {first.id: first}
         self._canonical = first
-        self._checkpoints: dict[CheckpointId, Checkpoint] = {}
+        self._remembered = remembered
+        self._is_flushing = False
+        self._checkpoints: dict[CheckpointId, KeptState] = dict(remembered.kept) if remembered else {}
         self._files_only: set[RequestId] = set()
+        self._shells: dict[RequestId, str] = {}
         self._beside: set[SandboxId] = set()
         """Branches that were forked while something ran in the canonical sandbox, which may have written since."""
         self._written_beside: set[SandboxId] = set()
-        self._asked_for: Counter[CheckpointId] = Counter()
+        self._asked_for: Counter[CheckpointId] = Counter(self._checkpoints.keys())
         self._unwanted: set[SandboxId] = set()
         self._staged: dict[SandboxId, CheckpointId] = {}
         self.on_swap: Callable[[SandboxId, CheckpointId | None], None] = lambda _sandbox, _checkpoint: None
@@ -170,8 +180,13 @@ class SandboxLineage:
         self._acting = 0
         self._idle = anyio.Event()
         self._closed = False
-        opened = LineageOpened(at_s=clock.monotonic_s(), lineage=name, sandbox=first.id, version=self._new_version())
-        self._machine = Lineage(opened)
+        if remembered is None:
+            opened = LineageOpened(
+                at_s=clock.monotonic_s(), lineage=name, sandbox=first.id, version=self._new_version()
+            )
+            self._machine = Lineage(opened)
+        else:
+            self._machine = remembered.lineage
 
     @property
     def name(self) -> LineageId:
@@ -209,7 +224,7 @@ class SandboxLineage:
         """What is kept, the oldest first."""
         versions = dict(self._machine.view().checkpoints)
         return tuple(
-            SandboxCheckpoint(id=name, version=versions[name], capture=kept.capture, left_out=kept.left_out)
+            SandboxCheckpoint(id=name, version=versions[name], capture=kept.files.capture, left_out=kept.files.left_out)
             for name, kept in self._checkpoints.items()
             if name in versions
         )
@@ -257,11 +272,19 @@ class SandboxLineage:
             if not self._closed:
                 self._feed(RunEnded(**self._about(request), sandbox=answer.sandbox))
 
-    async def checkpoint(self, *, files_only: bool = False) -> SandboxCheckpoint:
+    def shell_at(self, checkpoint: CheckpointId) -> str | None:
+        """Return the state of the bash session that was kept with a checkpoint; None if none was."""
+        return self._checkpoints[checkpoint].shell
+
+    async def checkpoint(
+        self, *, files_only: bool = False, shell: str | None = None, durable: bool = False
+    ) -> SandboxCheckpoint:
         """Keep the canonical state; the same state is kept once.
 
         Args:
             files_only: Leave out what runs. As that may go on writing, the state has a new version then.
+            shell: The state of a bash session, to be kept with it.
+            durable: Return when it is on the disk; else that comes in a while. Without a disk, it changes nothing.
 
         Raises:
             NotCapturable: Something runs that a checkpoint cannot hold.
@@ -272,13 +295,17 @@ class SandboxLineage:
         request = self._new_request()
         if files_only:
             self._files_only.add(request)
+        if shell is not None:
+            self._shells[request] = shell
         answer = await self._ask(CheckpointRequested(**self._about(request), checkpoint=name))
         if not isinstance(answer, ReportCheckpoint):
             raise self._refused(answer)
-        kept = self._checkpoints[answer.checkpoint]
+        kept = self._checkpoints[answer.checkpoint].files
         self._asked_for[answer.checkpoint] += 1
         if kept.left_out and answer.checkpoint == name:
             await self._note_changes()
+        if durable:
+            await self._flush()
         return SandboxCheckpoint(
             id=answer.checkpoint,
             version=answer.version,
@@ -368,6 +395,49 @@ class SandboxLineage:
         del self._asked_for[checkpoint]
         return True
 
+    async def suspend(self) -> None:
+        """End what runs without closing the lineage: its store has the files, its journal the rest. Branches are lost.
+
+        Completes under cancellation.
+        """
+        with anyio.CancelScope(shield=True):
+            self._closed = True
+            for waiting in self._waiting.values():
+                waiting.answered.set()
+            await self._until_idle()
+            self._sandboxes.clear()  # their store ends them
+            self._let_go_of_journal()
+
+    def _let_go_of_journal(self) -> None:
+        if self._remembered is not None:
+            self._remembered.journal.close()
+            self._remembered = None
+
+    def _flush_soon(self) -> None:
+        """Have what was kept on the disk in a while; one flush is for all that was kept before it begins."""
+
+        async def flush() -> None:
+            self._is_flushing = False
+            try:
+                await self._flush()
+            except BackendError as error:
+                _log.warning("%s: what was kept is not on the disk: %s", self._name, error)
+
+        if self._remembered is not None and not self._is_flushing:
+            self._is_flushing = True
+            self._tasks.start_soon(flush)
+
+    async def _flush(self) -> None:
+        if self._remembered is not None:
+            remembered = self._remembered
+            await remembered.flush()
+            await anyio.to_thread.run_sync(remembered.journal.sync)
+
+    async def _until_idle(self) -> None:
+        while self._acting:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
     async def aclose(self) -> None:
         """End it, with its branches, and see that nothing is left. Idempotent; completes under cancellation."""
         with anyio.CancelScope(shield=True):
@@ -376,12 +446,11 @@ class SandboxLineage:
                 self._feed(LineageClosed(at_s=self._clock.monotonic_s(), lineage=self._name))
                 for waiting in self._waiting.values():
                     waiting.answered.set()
-            while self._acting:
-                self._idle = anyio.Event()
-                await self._idle.wait()
+            await self._until_idle()
             for sandbox in self._sandboxes.values():  # what acts that were cancelled have left
                 await sandbox.aclose()
             self._sandboxes.clear()
+            self._let_go_of_journal()
 
     # ------------------------------------------------------------ asking and answering
 
@@ -395,6 +464,8 @@ class SandboxLineage:
         return StateVersion(self._ids.new("state"))
 
     async def _ask(self, event: TransactionRequest) -> _Answer:
+        if self._remembered is not None and not isinstance(event, RunRequested):
+            self._remembered.journal.make_room()
         waiting = self._waiting[event.request] = _Waiting()
         try:
             self._feed(event)
@@ -402,6 +473,7 @@ class SandboxLineage:
         finally:
             self._waiting.pop(event.request, None)
             self._files_only.discard(event.request)
+            self._shells.pop(event.request, None)
         if waiting.failure is not None:
             raise waiting.failure
         if waiting.answer is None:
@@ -414,10 +486,19 @@ class SandboxLineage:
             self._waiting[request].failure = failure
 
     def _feed(self, event: TransactionEvent) -> None:
-        for instruction in self._machine.handle(event):
+        for instruction in self._handled(event):
             self._take(instruction)
         self._moved.set()
         self._moved = anyio.Event()
+
+    def _handled(self, event: TransactionEvent) -> list[TransactionInstruction]:
+        """Return what is to be done; what has to be known of it after a crash is written by then."""
+        if self._remembered is None:
+            return self._machine.handle(event)
+        before = self._machine.view()
+        instructions = self._machine.handle(event)
+        self._remembered.journal.note(event, before=before, after=self._machine.view(), instructions=instructions)
+        return instructions
 
     def _take(self, instruction: TransactionInstruction) -> None:
         match instruction:
@@ -483,9 +564,14 @@ class SandboxLineage:
             self._note_failure(wanted.request, error)
             self._feed(CheckpointNotCaptured(**self._about(wanted.request), reason=str(error)))
         else:
-            self._checkpoints[wanted.checkpoint] = kept
+            self._checkpoints[wanted.checkpoint] = KeptState(files=kept, shell=self._shells.get(wanted.request))
+            if self._remembered is not None:
+                self._remembered.journal.note_kept(
+                    KeptAs(checkpoint=wanted.checkpoint, kept=kept.id, shell=self._shells.get(wanted.request))
+                )
             is_wanted = wanted.request in self._waiting
             self._feed(CheckpointCaptured(**self._about(wanted.request)))
+            self._flush_soon()
             if not is_wanted:  # nobody knows of it
                 self._feed(CheckpointDropRequested(**self._about(self._new_request()), checkpoint=wanted.checkpoint))
 
@@ -507,7 +593,9 @@ class SandboxLineage:
     def _kept_as_it_is(self) -> Checkpoint | None:
         """Return a checkpoint of the very state that is canonical now, if there is one."""
         view = self._machine.view()
-        return next((self._checkpoints[name] for name, version in view.checkpoints if version == view.version), None)
+        return next(
+            (self._checkpoints[name].files for name, version in view.checkpoints if version == view.version), None
+        )
 
     async def _fork_from_now(self, origin: RunningSandbox, wanted: ForkBranch) -> RunningSandbox:
         kept = await origin.checkpoint(files_only=wanted.request in self._files_only)
@@ -524,7 +612,7 @@ class SandboxLineage:
     async def _stage(self, wanted: StageRollback) -> None:
         try:
             kept = self._checkpoints[wanted.checkpoint]
-            staged = await self._canonical.fork(kept, self._identify(wanted.staged))
+            staged = await self._canonical.fork(kept.files, self._identify(wanted.staged))
         except Exception as error:  # noqa: BLE001 told to who asked
             self._note_failure(wanted.request, error)
             self._feed(StageFailed(**self._about(wanted.request), reason=str(error)))
@@ -554,7 +642,7 @@ class SandboxLineage:
         for name in garbage.checkpoints:
             kept = self._checkpoints.pop(name, None)
             if kept is not None:
-                await self._canonical.forget(kept)
+                await self._canonical.forget(kept.files)
         self._feed(
             GarbageCollected(
                 at_s=self._clock.monotonic_s(),

@@ -54,7 +54,6 @@ class Sandbox:
         self._branch = branch
         self._files = SandboxFiles(self._current, self._running)
         self._sessions = Sessions(self._running, self._env)
-        self._shell_states: dict[CheckpointId, str | None] = {}
         self._branches: WeakValueDictionary[SandboxId, Branch] = WeakValueDictionary()
         self._replaced: list[Sessions] = []
         if branch is None:
@@ -63,7 +62,7 @@ class Sandbox:
     def _swapped(self, sandbox: SandboxId, checkpoint: CheckpointId | None) -> None:
         """Go on with what runs in the sandbox that this one is now; whoever asked for that may be gone."""
         if checkpoint is not None:
-            self.shell.go_on_as(self._shell_states.get(checkpoint))
+            self.shell.go_on_as(self._lineage.shell_at(checkpoint))
             return
         branch = self._branches.pop(sandbox, None)
         if branch is not None:
@@ -311,13 +310,15 @@ class Sandbox:
         finally:
             await shell.aclose()
 
-    async def checkpoint(self, *, files_only: bool = False) -> SandboxCheckpoint:
+    async def checkpoint(self, *, files_only: bool = False, durable: bool = False) -> SandboxCheckpoint:
         """Keep its state as it is, to go back to. It is kept as long as this sandbox lives, or until `drop`.
 
         The state is its files. The bash session of `run_in_shell` is part of it, if it has no jobs.
 
         Args:
             files_only: Leave out what runs, which goes on.
+            durable: Return when it is on the disk. Else it survives all but the end of the machine at once, and that in
+                a while. A sandbox that lives in this process alone has no disk.
 
         Raises:
             NotCapturable: Something runs that a checkpoint cannot hold; the message names it.
@@ -327,10 +328,7 @@ class Sandbox:
         self._may_be("checkpointed")
         if not files_only:
             await self.shell.put_to_sleep()
-        asleep = self.shell.asleep
-        kept = await self._lineage.checkpoint(files_only=files_only)
-        self._shell_states[kept.id] = asleep
-        return kept
+        return await self._lineage.checkpoint(files_only=files_only, shell=self.shell.asleep, durable=durable)
 
     async def rollback(self, to: SandboxCheckpoint | str) -> None:
         """Go back to a checkpoint, or to the one of this id. What runs is ended; other checkpoints and branches stay.
@@ -353,9 +351,7 @@ class Sandbox:
             TransactionRefused: It is no checkpoint of this sandbox.
         """
         self._may_be("asked to drop a checkpoint")
-        name = _id_of(checkpoint)
-        if await self._lineage.drop(name):
-            self._shell_states.pop(name, None)
+        await self._lineage.drop(_id_of(checkpoint))
 
     @property
     def checkpoints(self) -> tuple[SandboxCheckpoint, ...]:

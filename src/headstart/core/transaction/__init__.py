@@ -5,6 +5,7 @@ are the vocabulary of actions (`core.actions`) and nothing else. `lineage.py` is
 machine, `stages.py` has its tables, `recovery.py` says what a journal leaves after a crash.
 """
 
+from headstart.core.transaction.abridgement import Abridgement, retold
 from headstart.core.transaction.events import (
     BranchExited,
     BranchForked,
@@ -61,6 +62,7 @@ from headstart.core.transaction.recovery import Recovery, recover
 from headstart.core.transaction.stages import BranchState, Stage
 
 __all__ = [
+    "Abridgement",
     "BranchExited",
     "BranchFate",
     "BranchForked",
@@ -115,4 +117,5 @@ __all__ = [
     "TransactionRequest",
     "VerifyStaged",
     "recover",
+    "retold",
 ]
