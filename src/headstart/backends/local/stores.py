@@ -77,9 +77,9 @@ class LocalStores:
             raise
 
     async def _opened(self, name: str, folder: Path, limits: Limits) -> LocalStore:
-        found = await anyio.to_thread.run_sync(lambda: self._found_in(folder))
         closing = partial(self._close, name, folder)
         try:
+            found = await anyio.to_thread.run_sync(lambda: self._found_in(folder))
             told = await self._client.store_errand(
                 name,
                 "open",
@@ -107,7 +107,7 @@ class LocalStores:
         if found is not None:
             return found
         if (folder / "image").exists() or (folder / "files").exists():
-            raise BackendError(f"the store {folder.name} in {folder} has lost its {_MANIFEST}", hint=_CURE)
+            raise BackendError(f"its {_MANIFEST} is missing")
         made = Manifest(boot=manifests.this_boot(), image=self._can_make_images)
         manifests.write(folder / _MANIFEST, made)
         return made

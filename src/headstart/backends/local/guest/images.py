@@ -32,7 +32,9 @@ _MAKERS = ("/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4", "/usr
 _OPTIONS = "discard,noinit_itable,errors=remount-ro"
 """Its inode tables are holes, and so zeroes; writing zeroes there would take space for nothing."""
 
-_TRIES, _PAUSE_S = 1000, 0.01
+_PAUSE_S = 0.01
+_END_S, _WRITE_BACK_S = 10, 30
+"""How long who had something open may take to end, and then the kernel to write an image's last changes to its file."""
 
 
 def can_be_made() -> bool:
@@ -87,23 +89,25 @@ def mount(path: str, target: str) -> None:
     """
     image = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        lock_soon(image)
+        lock_soon(image, within_s=_WRITE_BACK_S)
         device, name = _attach(image)
     finally:
         os.close(image)
     try:
         syscalls.mount(name, target, "ext4", syscalls.MS_NOSUID | syscalls.MS_NODEV, _OPTIONS)
+    except OSError as error:
+        raise OSError(error.errno, f"its image is damaged: {error.strerror}") from error
     finally:
         os.close(device)
 
 
-def lock_soon(descriptor: int) -> None:
+def lock_soon(descriptor: int, *, within_s: int = _END_S) -> None:
     """Lock what is open; who had it may need a moment to end.
 
     Raises:
         OSError: `EBUSY`: somebody else keeps it.
     """
-    for _ in range(_TRIES):
+    for _ in range(int(within_s / _PAUSE_S)):
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

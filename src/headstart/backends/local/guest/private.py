@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.backends.local.guest import userns
+from headstart.backends.local.guest.copying import delete_tree
 from headstart.backends.spawner.guest import syscalls
 
 __all__ = [
@@ -134,7 +135,11 @@ def _lay_overlay(target: str, plan: dict[str, Any], owner: tuple[int, int] | Non
     number = plan["overlays"].index(target)
     lower = [f"{name}/o{number}/upper" for name in reversed(below)]
     lower.append(f"{PLAIN}/{number}" if plan["plain"] else target)
-    overlay(lower, target, f"{top}/o{number}", owner, goes_on=plan["goes_on"])
+    overlay(lower, target, f"{top}/o{number}", owner, **_kind_of_layer(plan))
+
+
+def _kind_of_layer(plan: dict[str, Any]) -> dict[str, bool]:
+    return {"goes_on": plan["goes_on"], "on_disk": plan["store"] is not None}
 
 
 def scratch_in(mounts: int) -> int:
@@ -150,7 +155,7 @@ def _private_folders(plan: dict[str, Any], below: list[str], top: str, owner: tu
     if below or plan["store"] is not None:
         home = STATE
         lower = [f"{name}/w/upper" for name in reversed(below)] or [EMPTY]
-        overlay(lower, STATE, f"{top}/w", owner, goes_on=plan["goes_on"])
+        overlay(lower, STATE, f"{top}/w", owner, **_kind_of_layer(plan))
     else:
         os.makedirs(home)
     folders = {target: f"{home}/{number}" for number, target in enumerate(private)}
@@ -233,7 +238,13 @@ def _step(folder: int, name: str, owner: tuple[int, int] | None, *, make: bool, 
 
 
 def overlay(
-    lower: list[str], target: str, folder: str, owner: tuple[int, int] | None, *, goes_on: bool = False
+    lower: list[str],
+    target: str,
+    folder: str,
+    owner: tuple[int, int] | None,
+    *,
+    goes_on: bool = False,
+    on_disk: bool = False,
 ) -> None:
     """Mount folders on top of each other, made writable; what is in them stays as it is.
 
@@ -245,11 +256,14 @@ def overlay(
         folder: For what changes.
         owner: Who owns the top of it if, its ids not being mapped, it is nobody's inside; None: whoever mounts.
         goes_on: The folder is there, with what has changed before; else it is made.
+        on_disk: It is on a disk, to which nothing is to be written only because a mount goes or a program asks for it.
 
     Raises:
         OSError: This kernel cannot do it, or not on this file system, or that is full.
     """
-    if not goes_on:
+    if goes_on:
+        delete_tree(folder + "/work/work/incompat")  # else what was not on the disk yet when it went may not be used
+    else:
         _make_upper(lower, folder, owner)
     layers = {
         "lowerdir": ":".join(_escaped(path) for path in lower),
@@ -259,6 +273,8 @@ def overlay(
     options = [f"{name}={path}" for name, path in layers.items()]
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     options.append("redirect_dir=on" if owner is not None else "userxattr")
+    if on_disk:
+        options.append("volatile")
     syscalls.mount("overlay", target, "overlay", flags, ",".join(options))
     if os.statvfs(target).f_flag & os.ST_RDONLY:  # what the kernel does if there is no room for what it needs itself
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)

@@ -1,0 +1,190 @@
+"""Stores under kill -9 at any moment: of the service, of its spawner, of the helpers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from headstart.backends.contract import FileStore, Identity, Prepared, RunningSandbox
+from headstart.backends.local.guest import private
+from headstart.backends.local.sandbox import LocalSandbox
+from headstart.backends.spawner.guest import processes
+from headstart.ids import SandboxId
+
+from .driving import backend_in, output, template
+from .storing_child import LIMITS
+
+pytestmark = pytest.mark.anyio
+
+ROUNDS = int(os.environ.get("HEADSTART_CRASH_ROUNDS", "4"))
+SHOWN = 'cd ~; for f in k*; do [ -e "$f" ] && echo "$f=$(cat $f)"; done; true'
+Contents = dict[str, str]
+
+
+@dataclass
+class Known:
+    """What has been told to be done, and what may have been: it had begun."""
+
+    boxes: dict[str, Contents] = field(default_factory=dict[str, Contents])
+    kept: dict[str, Contents] = field(default_factory=dict[str, Contents])
+    begun: dict[str, Any] | None = None
+    done: Counter[str] = field(default_factory=Counter[str])
+
+    def take(self, line: str) -> None:
+        told = json.loads(line)
+        if "begin" in told:
+            self.begun = told
+        elif "done" in told:
+            self.done[told["done"]] += 1
+            self.apply({"begin": told["done"], **told})
+            self.begun = None
+
+    def apply(self, told: dict[str, Any]) -> None:
+        match told:
+            case {"begin": "start", "box": box}:
+                self.boxes.setdefault(box, {})
+            case {"begin": "write", "box": box, "key": key, "value": value}:
+                self.boxes[box][key] = value
+            case {"begin": "checkpoint", "box": box, "checkpoint": checkpoint}:
+                self.kept[checkpoint] = dict(self.boxes[box])
+            case {"begin": "fork", "box": box, "checkpoint": checkpoint}:
+                self.boxes[box] = dict(self.kept[checkpoint])
+            case {"begin": "forget", "checkpoint": checkpoint}:
+                self.kept.pop(checkpoint, None)
+            case {"begin": "end", "box": box}:
+                self.boxes.pop(box, None)
+            case _:
+                pass
+
+    def expect(self, boxes: dict[str, Contents], kept: dict[str, Contents]) -> None:
+        """Require that what was done is there, and no more than what may have been; know from now on what it is."""
+        begun = self.begun or {}
+        unsure = {begun.get("box"), begun.get("checkpoint")}
+        if begun.get("begin") == "checkpoint":
+            new = [name for name in kept if name not in self.kept and name.startswith(f"{begun['box']}.")]
+            unsure |= set(new[:1])
+        assert boxes.keys() - unsure == self.boxes.keys() - unsure, self
+        assert kept.keys() - unsure == self.kept.keys() - unsure, self
+        may_be = Known({name: dict(had) for name, had in self.boxes.items()}, {**self.kept})
+        with suppress(KeyError):
+            may_be.apply(begun)
+        for name, contents in boxes.items():
+            assert contents in (self.boxes.get(name), may_be.boxes.get(name)), (name, contents, self)
+        for name, contents in kept.items():
+            had = self.kept.get(name, self.boxes.get(begun.get("box", "")))
+            assert contents == had, (name, contents, self)
+        self.boxes, self.kept, self.begun = boxes, kept, None
+
+
+async def shown(sandbox: RunningSandbox) -> Contents:
+    return dict(line.split("=", 1) for line in (await output(sandbox, SHOWN)).splitlines())
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncGenerator[tuple[FileStore, Prepared]]:
+    async with backend_in(folder) as backend:
+        prepared = await backend.prepare(template(limits=LIMITS))
+        yield await backend.stores.open("store", limits=LIMITS), prepared
+
+
+async def look(folder: Path) -> tuple[dict[str, Contents], dict[str, Contents]]:
+    """Return what is in each sandbox and checkpoint, once nothing is there any more that none of them needs."""
+    boxes, kept = dict[str, Contents](), dict[str, Contents]()
+    async with opened(folder) as (store, prepared):
+        names = list(store.sandboxes)
+        looker = await store.start(prepared, Identity(sandbox=SandboxId("looker")))
+        for name in names:
+            boxes[name] = await shown(await store.start(prepared, Identity(sandbox=name)))
+        for checkpoint in store.checkpoints:
+            back = await looker.fork(checkpoint, Identity(sandbox=SandboxId("back")))
+            kept[checkpoint.id] = await shown(back)
+            await back.aclose()
+        with anyio.fail_after(10):
+            while layers_there(folder, looker) != layers_needed(looker):  # noqa: ASYNC110  helpers delete them
+                await anyio.sleep(0.01)
+        await looker.aclose()
+    return boxes, kept
+
+
+def layers_there(folder: Path, sandbox: RunningSandbox) -> set[str]:
+    assert isinstance(sandbox, LocalSandbox)
+    plain = folder / "stores" / "store" / "files" / "layers"
+    layers = plain if plain.exists() else Path(f"/proc/{sandbox.pid}/root{private.SCRATCH}")
+    return {path.name for path in layers.iterdir()}
+
+
+def layers_needed(sandbox: RunningSandbox) -> set[str]:
+    assert isinstance(sandbox, LocalSandbox)
+    lineage = sandbox.layered.lineage
+    stacks = [*lineage.stands.values(), *(kept.layers for kept in lineage.checkpoints.values())]
+    return {layer for stack in stacks for layer in stack}
+
+
+def helpers_of(service: int) -> list[int]:
+    """Those that the spawner has forked and that are no sandbox's first process."""
+    found: list[int] = []
+    for spawner in processes.children(service):
+        for pid in processes.children(spawner):
+            with suppress(OSError):
+                if b"headstart-init" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+    return found
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def serve_until_killed(folder: Path, known: Known, *, seed: int, victim: str) -> None:
+    """Have a service act, and kill the victim some acts later; note what it tells."""
+    chance = random.Random(seed)
+    argv = [sys.executable, "-m", "tests.backends.local.storing_child", str(folder), str(seed)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3], text=True) as service:
+        guard = threading.Timer(60, lambda: kill(service.pid))
+        guard.start()
+        assert service.stdout is not None
+        for lines, line in enumerate(service.stdout):
+            known.take(line)
+            if victim == "helpers" and chance.random() < 0.5:
+                time.sleep(chance.random() * 0.004)
+                for helper in helpers_of(service.pid):
+                    kill(helper)
+            if lines > 10 and chance.random() < 0.04:
+                time.sleep(chance.random() * 0.01)
+                for pid in processes.children(service.pid) if victim == "spawner" else [service.pid]:
+                    kill(pid)
+        guard.cancel()
+
+
+@pytest.mark.parametrize("victim", ["service", "spawner", "helpers"])
+async def test_whatever_is_killed_when_every_state_is_the_old_one_or_the_new_one(victim: str, tmp_path: Path) -> None:
+    await may_run(tmp_path)
+    known = Known()
+    for seed in range(1, ROUNDS + 1):
+        await anyio.to_thread.run_sync(partial(serve_until_killed, tmp_path, known, seed=seed, victim=victim))
+        known.expect(*await look(tmp_path))
+    assert known.done.keys() == {"start", "write", "checkpoint", "fork", "forget", "end"}, known.done
+
+
+async def may_run(folder: Path) -> None:
+    """Skip where there are no namespaces."""
+    async with backend_in(folder):
+        pass

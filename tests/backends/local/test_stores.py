@@ -1,0 +1,288 @@
+"""Stores of the local backend: what they may take, what is damaged by hand, and what nobody may see."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from headstart.backends.contract import Capture, FileStore, Identity, Limits, Mount, MountMode, Prepared, Template
+from headstart.backends.local import LocalBackend
+from headstart.backends.spawner.sandbox import SpawnedSandbox
+from headstart.errors import BackendError
+from headstart.ids import SandboxId
+
+from .driving import backend_in, output, shell, template
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(scratch_bytes=50_000_000)
+BOX, OTHER = (Identity(sandbox=SandboxId(name)) for name in ("box", "other"))
+FILL = "cd ~; head -c {count} /dev/zero > {name}; stat -c %s {name}"
+
+
+@asynccontextmanager
+async def store_in(
+    folder: Path, given: Template | None = None, *, name: str = "store"
+) -> AsyncGenerator[tuple[LocalBackend, FileStore, Prepared]]:
+    async with backend_in(folder) as backend:
+        prepared = await backend.prepare(given or template(limits=LIMITS))
+        yield backend, await backend.stores.open(name, limits=LIMITS), prepared
+
+
+def bounded(folder: Path) -> Path:
+    """Return the disk image of the store in a state folder; skip where there are none."""
+    image = folder / "stores" / "store" / "image"
+    if not image.exists():
+        pytest.skip("no disk images here: needs root, loop devices and mkfs.ext4")
+    return image
+
+
+def loop_devices(folder: Path) -> list[str]:
+    """List the loop devices that have a file below a folder."""
+    found: list[str] = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            backing = path.read_text().strip()
+        except OSError:
+            continue  # it was detached meanwhile
+        if backing.startswith(f"{folder}/"):
+            found.append(backing)
+    return found
+
+
+def mounts() -> str:
+    return Path("/proc/self/mountinfo").read_text()
+
+
+# ---------------------------------------------------------------- limits
+
+
+async def test_a_program_is_told_that_the_store_is_full_and_the_host_does_not_pay(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        image = bounded(tmp_path)
+        box = await store.start(prepared, BOX)
+        done = await box.run(shell(FILL.format(count=80_000_000, name="big")))
+        assert b"No space left" in done.stderr
+        assert 45_000_000 < int(done.stdout) <= 50_000_000
+        with pytest.raises(OSError, match="No space") as refusal:
+            await box.files.write("more", b"x" * 5_000_000)
+        assert refusal.value.errno == errno.ENOSPC
+        await store.flush()
+        assert image.stat().st_blocks * 512 < 60_000_000
+
+
+async def test_a_program_cannot_use_up_the_hosts_inodes(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        bounded(tmp_path)
+        box = await store.start(prepared, BOX)
+        done = await box.run(shell("cd ~; for i in $(seq 5000); do true > $i || break; done; ls | wc -l"), timeout_s=60)
+        assert b"No space left" in done.stderr
+        assert int(done.stdout) < 50_000_000 // 16_384
+
+
+async def test_the_limit_is_one_for_a_sandbox_its_checkpoints_and_its_forks(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        bounded(tmp_path)
+        box = await store.start(prepared, BOX)
+        await box.run(shell(FILL.format(count=30_000_000, name="a")))
+        fork = await box.fork(await box.checkpoint(), OTHER)
+        done = await fork.run(shell(FILL.format(count=30_000_000, name="b")))
+        assert b"No space left" in done.stderr
+
+
+async def test_a_store_that_is_full_can_be_gone_on_with_and_tidied_up(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        bounded(tmp_path)
+        box = await store.start(prepared, BOX)
+        await box.run(
+            shell("cd ~; head -c 80000000 /dev/zero > big; for i in $(seq 9000); do true > $i || break; done")
+        )
+        with pytest.raises(BackendError, match="No space left"):
+            await box.checkpoint()
+        assert int(await output(box, "cd ~; stat -c %s big")) > 40_000_000
+    async with store_in(tmp_path) as (_, store, prepared):
+        box = await store.start(prepared, BOX)
+        await output(box, "cd ~; rm big; find . -type f -name '[0-9]*' -delete; echo fine > note")
+        assert (await box.checkpoint()).capture is Capture.SEALED
+        assert await output(box, "cat ~/note") == "fine"
+
+
+async def test_what_is_deleted_gives_its_space_back_to_the_host(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (backend, store, prepared):
+        image = bounded(tmp_path)
+        box = await store.start(prepared, BOX)
+        await output(box, "head -c 40000000 /dev/urandom > ~/big; sync")
+        assert image.stat().st_blocks * 512 > 40_000_000
+        await output(box, "rm ~/big; sync")
+        await store.flush()
+        with anyio.fail_after(10):
+            while image.stat().st_blocks * 512 > 10_000_000:  # noqa: ASYNC110  the kernel gives it back in a while
+                await anyio.sleep(0.05)
+        await store.remove()
+        assert await backend.stores.names() == []
+        assert list((tmp_path / "stores").iterdir()) == []
+
+
+# ---------------------------------------------------------------- what is left, and who sees it
+
+
+async def test_nothing_of_a_store_stays_mounted_or_attached(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        box = await store.start(prepared, BOX)
+        await box.fork(await box.checkpoint(), OTHER)
+        await store.aclose()
+        assert loop_devices(tmp_path) == []
+    async with store_in(tmp_path) as (_, store, prepared):
+        await store.start(prepared, BOX)
+    with anyio.fail_after(10):
+        while loop_devices(tmp_path):  # noqa: ASYNC110  the kernel detaches it in a while
+            await anyio.sleep(0.01)
+    assert str(tmp_path) not in mounts()
+
+
+async def test_no_sandbox_sees_a_store(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    given = template(Mount(source=tmp_path, target=tmp_path), limits=LIMITS)
+    async with store_in(state, given) as (_, store, prepared):
+        box = await store.start(prepared, BOX)
+        await box.files.write("secret", b"x")
+        await box.checkpoint()
+        assert await output(box, f"ls -A {state}; ls /.headstart/closed 2>&1 | grep -c denied; cat /proc/mounts") != ""
+        assert await output(box, f"ls -A {state}") == ""
+        assert (await box.run(shell("ls /.headstart/closed"))).status.code != 0
+
+
+async def test_writes_to_an_overlay_outlive_the_service_and_the_hosts_folder_is_what_it_was(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "kept").write_text("hosts\n")
+    (project / "gone").write_text("hosts\n")
+    for path in (project, *project.iterdir()):
+        os.chown(path, os.geteuid(), os.getegid())
+    given = template(Mount(source=project, target=Path("/project"), mode=MountMode.OVERLAY), limits=LIMITS)
+    async with store_in(tmp_path / "state", given) as (_, store, prepared):
+        box = await store.start(prepared, BOX)
+        await output(box, "cd /project; rm gone; echo mine > kept; echo new > new")
+    async with store_in(tmp_path / "state", given) as (_, store, prepared):
+        box = await store.start(prepared, BOX)
+        assert await output(box, "cd /project; cat *") == "mine\nnew"
+    assert sorted(path.name for path in project.iterdir()) == ["gone", "kept"]
+    assert (project / "kept").read_text() == "hosts\n"
+
+
+async def test_files_are_not_put_into_other_private_folders_than_they_were_in(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        await (await store.start(prepared, BOX)).files.write("a", b"1")
+    project = tmp_path / "project"
+    project.mkdir()
+    other = template(Mount(source=project, target=Path("/project"), mode=MountMode.OVERLAY), limits=LIMITS)
+    async with store_in(tmp_path, other) as (backend, store, prepared):
+        with pytest.raises(BackendError, match="/project") as refusal:
+            await store.start(prepared, BOX)
+        assert refusal.value.hint == "start it from the template that it was made from"
+        box = await store.start(await backend.prepare(template(limits=LIMITS)), BOX)
+        assert await box.files.read("a") == b"1"
+
+
+async def test_a_sandbox_that_has_died_is_started_again_on_its_files(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        dead = await store.start(prepared, BOX)
+        await dead.files.write("a", b"1")
+        assert isinstance(dead, SpawnedSandbox)
+        os.kill(dead.pid, signal.SIGKILL)
+        await dead.wait_lost()
+        box = await store.start(prepared, BOX)
+        await dead.aclose()
+        assert await box.files.read("a") == b"1"
+
+
+# ---------------------------------------------------------------- damage
+
+
+def lose_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def tear_manifest(folder: Path) -> None:
+    whole = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(whole[: len(whole) // 2])
+
+
+def change_manifest(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "below": dict.fromkeys(manifest["below"], "0")}))
+
+
+def lose_files(folder: Path) -> None:
+    for image in folder.glob("image"):
+        image.unlink()
+    if (folder / "files").exists():
+        (folder / "files" / "layers").rename(folder / "elsewhere")
+
+
+def tear_image(folder: Path) -> None:
+    image = folder / "image"
+    if not image.exists():
+        pytest.skip("no disk images here: needs root, loop devices and mkfs.ext4")
+    os.truncate(image, 1000)
+
+
+@pytest.mark.parametrize(
+    "damage", [lose_manifest, tear_manifest, change_manifest, lose_files, tear_image], ids=lambda each: each.__name__
+)
+async def test_a_damaged_store_is_one_clear_error_and_the_others_go_on(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        box = await store.start(prepared, BOX)
+        await box.checkpoint()
+        await box.files.write("a", b"1")
+    async with store_in(tmp_path, name="whole") as (_, store, prepared):
+        await (await store.start(prepared, BOX)).files.write("a", b"2")
+    folder = tmp_path / "stores" / "store"
+    damage(folder)
+    async with store_in(tmp_path, name="whole") as (backend, whole, prepared):
+        with pytest.raises(BackendError, match=str(folder)) as refusal:
+            await backend.stores.open("store", limits=LIMITS)
+        assert refusal.value.hint
+        assert "\n" not in str(refusal.value)
+        assert await (await whole.start(prepared, BOX)).files.read("a") == b"2"
+        assert list(await backend.stores.names()) == ["store", "whole"]
+        await backend.stores.remove("store")
+        assert list(await backend.stores.names()) == ["whole"]
+        store = await backend.stores.open("store", limits=LIMITS)
+        assert store.sandboxes == []
+
+
+async def test_a_store_that_another_service_has_open_is_refused(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared), backend_in(tmp_path) as other:
+        box = await store.start(prepared, BOX)
+        with pytest.raises(BackendError, match="somebody else has it open"):
+            await other.stores.open("store", limits=LIMITS)
+        await box.files.write("a", b"1")
+
+
+async def test_removals_that_were_cut_off_are_finished_by_the_next_service(tmp_path: Path) -> None:
+    doomed = tmp_path / "stores" / ".doomed-x-1"
+    (doomed / "files" / "layers" / "0").mkdir(parents=True)
+    (doomed / "image").write_bytes(b"x")
+    async with backend_in(tmp_path) as backend:
+        assert await backend.stores.names() == []
+        with anyio.fail_after(10):
+            while doomed.exists():  # noqa: ASYNC110  a helper deletes it
+                await anyio.sleep(0.01)
+
+
+def test_this_file_leaves_no_loop_device() -> None:
+    told = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=False)
+    assert "/stores/" not in told.stdout
