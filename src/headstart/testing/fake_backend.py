@@ -53,6 +53,7 @@ from headstart.errors import BackendError, NotCapturable, SandboxPaused
 from headstart.ids import CheckpointId, SandboxId
 from headstart.testing.fake_files import FakeFiles
 from headstart.testing.fake_process import FakeProcess, ProcessContext, Program
+from headstart.testing.fake_store import FakeDisk, FakeLineage, FakeStores, KeptFiles
 
 __all__ = ["FakeBackend", "FakePrepared", "FakeSandbox", "Hold", "ProcessContext", "Program", "StartRecord"]
 
@@ -105,6 +106,7 @@ class FakeBackend:
         zygotes: Whether templates with a preload are prepared as zygotes.
         preload_cpu_s: What preparing a zygote claims to have cost.
         grace_s: How long leaving `attach` waits after closing stdin, and again after SIGTERM.
+        disk: Where its stores are; another one may go on with it.
 
     Attributes:
         starts: Every start asked for, failed ones included.
@@ -121,11 +123,18 @@ class FakeBackend:
         zygotes: bool = False,
         preload_cpu_s: float = 0.5,
         grace_s: float = 0.2,
+        disk: FakeDisk | None = None,
     ) -> None:
         self.programs = dict(programs or {})
         self.capabilities = Capabilities(
-            isolation="none (fake)", zygotes=zygotes, network=frozenset(Network), layers=True, pausing=True
+            isolation="none (fake)",
+            zygotes=zygotes,
+            network=frozenset(Network),
+            layers=True,
+            pausing=True,
+            durable=True,
         )
+        self.stores = FakeStores(disk or FakeDisk(), self)
         self.preload_cpu_s = preload_cpu_s
         self.grace_s = grace_s
         self.starts: list[StartRecord] = []
@@ -145,6 +154,7 @@ class FakeBackend:
     async def __aexit__(self, *_failure: object) -> None:
         tasks = self._task_group()
         with anyio.CancelScope(shield=True):
+            await self.stores.aclose()
             for sandbox in list(self._sandboxes.values()):
                 await sandbox.aclose()
         tasks.cancel_scope.cancel()
@@ -165,6 +175,16 @@ class FakeBackend:
         )
 
     async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> FakeSandbox:
+        return await self.start_in(FakeLineage(), prepared, identity, background=background)
+
+    async def leftovers(self) -> Leftovers:
+        return Leftovers(processes=sum(sandbox.processes for sandbox in self._sandboxes.values()))
+
+    # ---------------------------------------------------------------- for its stores
+
+    async def start_in(
+        self, lineage: FakeLineage, prepared: Prepared, identity: Identity, *, background: bool = False
+    ) -> FakeSandbox:
         template = prepared.template
         self.starts.append(
             StartRecord(
@@ -177,12 +197,16 @@ class FakeBackend:
         )
         await self._pass("start", template.name)
         _raise_next(self._start_failures[template.name])
-        sandbox = FakeSandbox(self, template, identity)
+        sandbox = FakeSandbox(self, template, identity, lineage)
         self._sandboxes[sandbox.id] = sandbox
         return sandbox
 
-    async def leftovers(self) -> Leftovers:
-        return Leftovers(processes=sum(sandbox.processes for sandbox in self._sandboxes.values()))
+    def runs(self, sandbox: SandboxId) -> bool:
+        return sandbox in self._sandboxes and not self._sandboxes[sandbox].is_gone
+
+    async def end(self, sandbox: SandboxId, *, keeps_files: bool) -> None:
+        if sandbox in self._sandboxes:
+            await self._sandboxes[sandbox].end(keeps_files=keeps_files)
 
     # ---------------------------------------------------------------- what tests ask for
 
@@ -277,7 +301,7 @@ class FakePrepared:
 class FakeSandbox:
     """One sandbox of the fake backend."""
 
-    def __init__(self, backend: FakeBackend, template: Template, identity: Identity) -> None:
+    def __init__(self, backend: FakeBackend, template: Template, identity: Identity, lineage: FakeLineage) -> None:
         self.id = identity.sandbox
         self._backend = backend
         self._template = template
@@ -285,11 +309,13 @@ class FakeSandbox:
         self._running: list[FakeProcess] = []
         self._attached = False
         self._gone: str | None = None
+        self._ended = False
         self._paused = False
-        self._is_gone = anyio.Event()
-        self._kept: dict[CheckpointId, FakeFiles] = {}
-        self.files = FakeFiles(template.private_home, check=self._check_moving)
-        """Its own; no program sees them, and they go with it."""
+        self._lost = anyio.Event()
+        self._lineage = lineage
+        files = lineage.files.setdefault(self.id, FakeFiles(template.private_home))
+        self.files = files.checked_by(self._check_moving)
+        """Its own; no program sees them, and they go with it unless a store has them."""
 
     @property
     def processes(self) -> int:
@@ -373,41 +399,53 @@ class FakeSandbox:
         if self.processes and not files_only:
             raise NotCapturable(f"{self.id} runs {self.processes} processes", held=["a fake (1)"])
         checkpoint = Checkpoint(
-            id=CheckpointId(f"{self.id}.{len(self._kept) + 1}"),
+            id=CheckpointId(f"{self.id}.{next(self._lineage.numbers)}"),
             capture=Capture.COPIED,
             left_out=("a fake (1)",) * self.processes,
         )
-        self._kept[checkpoint.id] = FakeFiles(self._template.private_home)
-        self.files.copy_to(self._kept[checkpoint.id])
+        self._lineage.kept[checkpoint.id] = KeptFiles(checkpoint=checkpoint, files=self.files.copy())
         return checkpoint
 
     async def fork(self, at: Checkpoint, identity: Identity) -> FakeSandbox:
         self._check_moving()
-        if at.id not in self._kept:
+        if at.id not in self._lineage.kept:
             raise BackendError(f"{at.id} is no checkpoint of {self.id}")
+        if identity.sandbox in self._lineage.files:
+            raise BackendError(f"{identity.sandbox} is there already")
         cold = FakePrepared(template=self._template, form=PrepareForm.COLD, preload_cpu_s=0.0, held=_NOTHING)
-        fork = await self._backend.start(cold, identity)
-        fork.begin_with(self._kept[at.id], kept=self._kept)
-        return fork
-
-    def begin_with(self, files: FakeFiles, *, kept: dict[CheckpointId, FakeFiles]) -> None:
-        """Have these files, and share what is kept with the sandbox that they come from."""
-        files.copy_to(self.files)
-        self._kept = kept
+        self._lineage.files[identity.sandbox] = self._lineage.kept[at.id].files.copy()
+        try:
+            return await self._backend.start_in(self._lineage, cold, identity)
+        except BaseException:
+            del self._lineage.files[identity.sandbox]
+            raise
 
     async def forget(self, checkpoint: Checkpoint) -> None:
-        self._kept.pop(checkpoint.id, None)
+        self._lineage.kept.pop(checkpoint.id, None)
 
     async def usage(self) -> Usage:
         self._check()
         return self._backend.usage_of(self._template.name, self.processes)
 
     async def wait_lost(self) -> None:
-        await self._is_gone.wait()
+        await self._lost.wait()
 
     async def aclose(self) -> None:
+        await self.end(keeps_files=False)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone is not None
+
+    async def end(self, *, keeps_files: bool) -> None:
+        """End it, once; the files stay with its lineage if it `keeps_files`."""
+        if self._ended:
+            return
+        self._ended = True
+        if not keeps_files:
+            self._lineage.files.pop(self.id, None)
         self._gone = self._gone or "it was closed"
-        self._is_gone.set()
+        self._lost.set()
         self.kill()
         with anyio.CancelScope(shield=True):
             for process in self._running:
@@ -422,7 +460,7 @@ class FakeSandbox:
     def lose(self) -> None:
         """Kill what runs in it, and the sandbox."""
         self._gone = "its init died"
-        self._is_gone.set()
+        self._lost.set()
         self.kill()
 
     def _spawn(self, command: Command) -> FakeProcess:

@@ -52,7 +52,11 @@ class FakeFiles:
     """
 
     def __init__(
-        self, home: str = "/home/sandbox", *, check: Callable[[], None] = _always_there, clock: Clock | None = None
+        self,
+        home: str = "/home/sandbox",
+        *,
+        check: Callable[[], None] = _always_there,
+        clock: Clock | None = None,
     ) -> None:
         self._home = home
         self._check = check
@@ -61,9 +65,17 @@ class FakeFiles:
         for folder in (home, "/tmp"):  # noqa: S108  it is not the machine's
             self._make_folders(folder, folder)
 
-    def copy_to(self, other: FakeFiles) -> None:
-        """Let another sandbox's files be what these are now."""
-        other._entries = {path: replace(entry) for path, entry in self._entries.items()}
+    def checked_by(self, check: Callable[[], None]) -> FakeFiles:
+        """Return the same files, for another owner: what is done to them there is seen here."""
+        same = FakeFiles(self._home, check=check, clock=self._clock)
+        same._entries = self._entries
+        return same
+
+    def copy(self) -> FakeFiles:
+        """Return these as they are now, whatever becomes of who owns them."""
+        copied = FakeFiles(self._home, clock=self._clock)
+        copied._entries = {path: replace(entry) for path, entry in self._entries.items()}
+        return copied
 
     async def read(self, path: str, *, limit_bytes: int = 1 << 30) -> bytes:
         """See `Files.read`."""
