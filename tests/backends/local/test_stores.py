@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from headstart.backends.contract import Capture, FileStore, Identity, Limits, Mount, MountMode, Prepared, Template
-from headstart.backends.local import LocalBackend
+from headstart.backends.local import LocalBackend, watch
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.errors import BackendError
 from headstart.ids import SandboxId
@@ -130,6 +130,58 @@ async def test_what_is_deleted_gives_its_space_back_to_the_host(tmp_path: Path) 
         await store.remove()
         assert await backend.stores.names() == []
         assert list((tmp_path / "stores").iterdir()) == []
+
+
+def plain(folder: Path) -> None:
+    """Skip where stores are in disk images."""
+    if (folder / "stores" / "store" / "image").exists():
+        pytest.skip("stores are in disk images here")
+
+
+async def test_who_writes_more_than_a_plain_store_may_hold_is_ended_and_told_why(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        plain(tmp_path)
+        box = await store.start(prepared, BOX)
+        await output(box, "echo 1 > ~/kept")
+        with pytest.raises(BackendError, match=r"the sandbox was ended: .* may take 47 MB"):
+            await box.run(
+                shell("cd ~; for i in $(seq 1000); do head -c 1000000 /dev/zero > $i; sleep 0.02; done"), timeout_s=60
+            )
+        with pytest.raises(BackendError, match="start it again and delete some"):
+            await box.files.read("kept")
+        box = await store.start(prepared, BOX)
+        await output(box, "cd ~; rm [0-9]*; sleep 2.5; cat kept")
+
+
+async def test_who_makes_more_files_than_a_plain_store_may_hold_is_ended(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as (_, store, prepared):
+        plain(tmp_path)
+        box = await store.start(prepared, BOX)
+        script = "cd ~; mkdir d; chmod 0 d; mkdir e; cd e; for i in $(seq 100000); do true > $i; done; sleep 60"
+        with pytest.raises(BackendError, match="the sandbox was ended"):
+            await box.run(shell(script), timeout_s=60)
+
+
+async def test_when_the_disk_is_nearly_full_only_who_writes_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store_in(tmp_path) as (backend, store, prepared):
+        idle = await (await backend.stores.open("idle", limits=LIMITS)).start(prepared, OTHER)
+        box = await store.start(prepared, BOX)
+        await box.files.write("kept", b"1")
+
+        def is_nearly_full(_folder: Path) -> bool:
+            return True
+
+        monkeypatch.setattr(watch, "is_nearly_full", is_nearly_full)
+        writes = (
+            "for i in $(seq 100); do head -c 1000000 /dev/urandom > ~/$((i % 30)); sync ~/$((i % 30)); sleep 0.1; done"
+        )
+        with pytest.raises(BackendError, match="is nearly full: make room on it"):
+            await box.run(shell(writes), timeout_s=60)
+        assert await output(idle, "echo fine") == "fine"
+        monkeypatch.undo()
+        assert await (await store.start(prepared, BOX)).files.read("kept") == b"1"
 
 
 # ---------------------------------------------------------------- what is left, and who sees it

@@ -29,8 +29,8 @@ class Member(Protocol):
         """Whether it has ended by itself."""
         ...
 
-    async def stop(self) -> None:
-        """End it, and keep its files where they outlive it."""
+    async def stop(self, why: str | None = None) -> None:
+        """End it, and keep its files where they outlive it; `why` is told to whoever uses it then."""
         ...
 
     async def aclose(self) -> None:

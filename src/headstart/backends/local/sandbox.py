@@ -188,9 +188,11 @@ class LocalSandbox(SpawnedSandbox):
         """Whether it has ended by itself."""
         return self._channel.lost.is_set()
 
-    async def stop(self) -> None:
-        """End it, and keep its files where they outlive it."""
+    async def stop(self, why: str | None = None) -> None:
+        """End it, and keep its files where they outlive it; `why` is told to whoever uses it then."""
         self._keeps_files = True
+        if why is not None:
+            self._channel.give_up(why)
         await self.aclose()
 
     async def _remove(self) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import anyio
+import anyio.to_thread
 
 from headstart.backends.contract import Checkpoint, Identity, Prepared
 from headstart.backends.local.sandbox import LayeredFiles, LocalSandbox, take_back
 from headstart.backends.local.stored import StoredLayers
 from headstart.backends.local.tree import Tree
+from headstart.backends.local.watch import Size
 from headstart.backends.spawner.client import SpawnerClient
 from headstart.errors import BackendError
 from headstart.ids import CheckpointId, SandboxId
 
-__all__ = ["LocalStore", "Start"]
+__all__ = ["LocalStore", "Start", "StorePlace"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,37 +33,39 @@ class Start(Protocol):
     ) -> LocalSandbox: ...
 
 
-class LocalStore:
-    """Implements `FileStore`; made by `LocalStores.open`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePlace:
+    """Where a store's files are.
 
-    Args:
-        close: Lets go of the files, when nothing runs on them any more.
+    Attributes:
+        image: The disk image that bounds them, or None.
+        bound: What they may take, if none does.
+        close: Lets go of them, when nothing runs on them any more.
         remove: Deletes them after that.
     """
 
-    def __init__(
-        self,
-        name: str,
-        layers: StoredLayers,
-        *,
-        client: SpawnerClient,
-        start: Start,
-        close: Callable[[], Awaitable[None]],
-        remove: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._name = name
+    name: str
+    image: Path | None
+    bound: Size | None
+    close: Callable[[], Awaitable[None]]
+    remove: Callable[[], Awaitable[None]]
+
+
+class LocalStore:
+    """Implements `FileStore`, and `Watched`; made by `LocalStores.open`."""
+
+    def __init__(self, place: StorePlace, layers: StoredLayers, *, client: SpawnerClient, start: Start) -> None:
+        self._place = place
         self._layers = layers
         self._client = client
         self._start = start
-        self._close = close
-        self._remove = remove
         self._starting: set[SandboxId] = set()
         self._is_closed = self._is_removed = False
         self._closing = anyio.Lock()
 
     @property
     def name(self) -> str:
-        return self._name
+        return self._place.name
 
     @property
     def sandboxes(self) -> Sequence[SandboxId]:
@@ -143,6 +149,29 @@ class LocalStore:
         await self._client.store_errand(self.name, "flush")
         await self._layers.note_flushed(number=number, checkpoints=checkpoints)
 
+    @property
+    def bound(self) -> Size | None:
+        """See `Watched`."""
+        return self._place.bound
+
+    @property
+    def is_in_use(self) -> bool:
+        """See `Watched`."""
+        return bool(self._layers.members) and not self._is_closed
+
+    async def measure(self) -> Size:
+        """See `Watched`."""
+        if self._place.image is not None:
+            return await anyio.to_thread.run_sync(_size_of, self._place.image)
+        told = await self._client.store_errand(self.name, "measure")
+        return Size(taken_bytes=told["taken_bytes"], files=told["files"])
+
+    async def end(self, why: str) -> None:
+        """See `Watched`."""
+        async with anyio.create_task_group() as ending:
+            for member in list(self._layers.members.values()):
+                ending.start_soon(member.stop, why)
+
     async def aclose(self) -> None:
         """See `FileStore.aclose`."""
         with anyio.CancelScope(shield=True):
@@ -153,7 +182,7 @@ class LocalStore:
                 async with anyio.create_task_group() as ending:
                     for member in list(self._layers.members.values()):
                         ending.start_soon(member.stop)
-                await self._close()
+                await self._place.close()
 
     async def remove(self) -> None:
         """See `FileStore.remove`."""
@@ -162,8 +191,15 @@ class LocalStore:
             async with self._closing:
                 if not self._is_removed:
                     self._is_removed = True
-                    await self._remove()
+                    await self._place.remove()
 
     def _check(self) -> None:
         if self._is_closed:
             raise BackendError(f"the store {self.name} is closed", hint="open it again")
+
+
+def _size_of(image: Path) -> Size:
+    try:
+        return Size(taken_bytes=image.stat().st_blocks * 512)
+    except OSError as error:
+        raise BackendError(f"{image}: {error.strerror}") from error

@@ -17,8 +17,9 @@ import anyio.to_thread
 from headstart.backends.contract import Limits
 from headstart.backends.local import manifest as manifests
 from headstart.backends.local.manifest import Manifest
-from headstart.backends.local.store import LocalStore, Start
+from headstart.backends.local.store import LocalStore, Start, StorePlace
 from headstart.backends.local.stored import StoredLayers
+from headstart.backends.local.watch import DiskWatch, Size
 from headstart.backends.spawner.client import SpawnerClient
 from headstart.errors import BackendError
 
@@ -55,12 +56,13 @@ class LocalStores:
         self._can_make_images = can_make_images
         self._start = start
         self._inodes_for = inodes_for
-        self._open: set[str] = set()
-        self._swept = False
+        self._open: dict[str, LocalStore | None] = {}
+        self._watch = DiskWatch(folder, lambda: [store for store in self._open.values() if store is not None])
+        self._has_begun = False
 
     async def names(self) -> Sequence[str]:
         """See `FileStores.names`."""
-        await self._sweep()
+        await self._begin()
         return sorted(path.name for path in await anyio.to_thread.run_sync(partial(_folders_in, self._folder)))
 
     async def open(self, name: str, *, limits: Limits) -> LocalStore:
@@ -68,13 +70,14 @@ class LocalStores:
         folder = self._folder_of(name)
         if name in self._open:
             raise BackendError(f"the store {name} is open already", hint="close it first")
-        self._open.add(name)
+        self._open[name] = None
         try:
-            await self._sweep()
-            return await self._opened(name, folder, limits)
+            await self._begin()
+            self._open[name] = store = await self._opened(name, folder, limits)
         except BaseException:
-            self._open.discard(name)
+            self._open.pop(name, None)
             raise
+        return store
 
     async def _opened(self, name: str, folder: Path, limits: Limits) -> LocalStore:
         closing = partial(self._close, name, folder)
@@ -97,8 +100,14 @@ class LocalStores:
         except BaseException:
             await closing()
             raise
-        remove = partial(self._remove, name, folder)
-        return LocalStore(name, layers, client=self._client, start=self._start, close=closing, remove=remove)
+        place = StorePlace(
+            name=name,
+            image=folder / "image" if found.image else None,
+            bound=None if found.image else self._bound(limits),
+            close=closing,
+            remove=partial(self._remove, name, folder),
+        )
+        return LocalStore(place, layers, client=self._client, start=self._start)
 
     def _found_in(self, folder: Path) -> Manifest:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,6 +120,10 @@ class LocalStores:
         made = Manifest(boot=manifests.this_boot(), image=self._can_make_images)
         manifests.write(folder / _MANIFEST, made)
         return made
+
+    def _bound(self, limits: Limits) -> Size | None:
+        most = limits.scratch_bytes
+        return None if most is None else Size(taken_bytes=most, files=self._inodes_for(most))
 
     def _image(self, limits: Limits, folder: Path, *, may_be_made: bool) -> dict[str, Any]:
         disk = os.statvfs(folder.parent)
@@ -133,7 +146,7 @@ class LocalStores:
                 await self._client.store_errand(name, "close", folder=str(folder))
             except BackendError as error:
                 _log.debug("the store %s was not closed: %s", name, error)
-            self._open.discard(name)
+            self._open.pop(name, None)
 
     async def remove(self, name: str) -> None:
         """See `FileStores.remove`. Once begun it comes to its end, now or at the next start."""
@@ -153,12 +166,13 @@ class LocalStores:
                 raise BackendError(f"{folder}: cannot be removed: {error.strerror}") from error
             await self._delete(doomed)
 
-    async def _sweep(self) -> None:
-        """Delete what removals that were cut off have left, once."""
-        if not self._swept:
-            self._swept = True
+    async def _begin(self) -> None:
+        """Once: delete what removals that were cut off have left, and watch the disk."""
+        if not self._has_begun:
+            self._has_begun = True
             for doomed in await anyio.to_thread.run_sync(lambda: _folders_in(self._folder, doomed=True)):
                 self._client.start_soon(partial(self._delete, doomed))
+            self._client.start_soon(self._watch.run)
 
     async def _delete(self, doomed: Path) -> None:
         try:

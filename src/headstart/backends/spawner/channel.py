@@ -321,6 +321,11 @@ class Channel:
             await self._ended.wait()
         return self._ended.is_set()
 
+    def give_up(self, why: str) -> None:
+        """Let go, and tell whoever uses the sandbox from now on why it is gone."""
+        self._why_lost = why
+        self.close()
+
     def close(self) -> None:
         """Let go: the init ends the sandbox when it sees that."""
         self._link.close()

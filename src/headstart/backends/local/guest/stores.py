@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from headstart.backends.local.guest import images, private
 from headstart.backends.local.guest.copying import delete_tree
+from headstart.backends.local.guest.measuring import measure
 from headstart.backends.spawner.guest import syscalls
 
 __all__ = ["StoreErrand", "Stores", "layers_in"]
@@ -206,11 +207,18 @@ class StoreErrand:
         """Do what `message["do"]` says; return what to tell.
 
         `drop`: delete `layers`, which nobody uses any more.
+        `measure`: tell what the layers take, `taken_bytes` and `files`.
         `flush`: return when all that was written is on the disk.
         `close`: let go of the store in `folder`; nothing runs on it any more.
         `delete`: delete a `folder` that is no store any more.
         """
-        act = {"drop": self._drop, "flush": self._flush, "close": self._close, "delete": self._delete}[message["do"]]
+        act = {
+            "drop": self._drop,
+            "measure": self._measure,
+            "flush": self._flush,
+            "close": self._close,
+            "delete": self._delete,
+        }[message["do"]]
         return act(message)
 
     def tidy_up(self) -> None:
@@ -223,6 +231,11 @@ class StoreErrand:
         _doom([name for name in message["layers"] if os.path.exists(f"{_LAYERS}/{name}")])
         self._has_doomed = True
         return {}
+
+    def _measure(self, _message: dict[str, Any]) -> dict[str, Any]:
+        self._enter()
+        taken_bytes, files = measure(_LAYERS)
+        return {"taken_bytes": taken_bytes, "files": files}
 
     def _flush(self, _message: dict[str, Any]) -> dict[str, Any]:
         self._enter()
