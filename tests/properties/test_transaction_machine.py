@@ -6,7 +6,7 @@ journalling. Beside it stands a model that knows nothing of versions: what files
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
