@@ -132,8 +132,10 @@ class Template:
     Attributes:
         name: For people, messages and paths; not unique.
         command: The entry command (`attach` runs it).
-        private_home: The home directory inside; it is private and starts empty.
+        private_home: The home directory inside; it is private and starts empty, unless there is a base.
         preload: If given, prepare a zygote; else every start is cold.
+        root: A folder of the host that a sandbox sees in place of the host's system folders; None: the host's.
+        base: What `RunningSandbox.save_base` has made: what the private folders of every sandbox begin with.
     """
 
     name: str
@@ -143,6 +145,8 @@ class Template:
     limits: Limits = Limits()
     private_home: str = "/home/sandbox"
     preload: Preload | None = None
+    root: Path | None = None
+    base: Path | None = None
 
     @property
     def reaches_out(self) -> bool:
@@ -173,6 +177,8 @@ class Capabilities:
     """Home, /tmp and /var/tmp are each sandbox's own, at the same paths in all, and begin empty."""
     layers: bool = False
     """Files of sandboxes that start cold can be checkpointed and forked."""
+    roots: bool = False
+    """Templates may have a root and a base of their own."""
     pausing: bool = False
     """Sandboxes can be paused and resumed."""
     descriptors: bool = False
@@ -496,6 +502,17 @@ class RunningSandbox(Protocol):
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         """Let go of a checkpoint; forks of it go on. One that is not there is fine."""
+        ...
+
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:
+        """Copy its private folders, as they are, into an empty folder of the host, for templates to begin with.
+
+        Those are the home, /tmp and /var/tmp; mounts in them are left out. What was copied when it fails is left there.
+
+        Raises:
+            NotCapturable: Something runs in it.
+            BackendError: It is larger than `most_bytes`, or cannot be copied; or the backend cannot (`Capabilities.roots`).
+        """
         ...
 
     @property

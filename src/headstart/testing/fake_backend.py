@@ -24,7 +24,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Final, Self
 
 import anyio
@@ -166,6 +166,8 @@ class FakeBackend:
     async def prepare(self, template: Template) -> Prepared:
         await self._pass("prepare", template.name)
         _raise_next(self._prepare_failures[template.name])
+        if template.root is not None or template.base is not None:
+            raise BackendError(f"{template.name} has files of its own, and a fake has none")
         zygote = template.preload is not None and self.capabilities.zygotes
         return FakePrepared(
             template=template,
@@ -419,6 +421,10 @@ class FakeSandbox:
         except BaseException:
             del self._lineage.files[identity.sandbox]
             raise
+
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:  # noqa: ARG002
+        self._check_moving()
+        raise BackendError(f"{self.id} is a fake and has no files on the host")
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         self._lineage.kept.pop(checkpoint.id, None)

@@ -101,6 +101,7 @@ class LocalBackend:
             zygotes=True,
             private_folders=True,
             layers=True,
+            roots=True,
             pausing=True,
             descriptors=True,
             durable=True,

@@ -10,7 +10,7 @@ from headstart.backends.contract import Mount, MountMode, Network, Template
 from headstart.backends.local.guest.userns import SANDBOX_ID
 from headstart.errors import BackendError
 
-__all__ = ["hidden_targets", "overlay_targets", "tree_plan"]
+__all__ = ["base_folders", "hidden_targets", "overlay_targets", "tree_plan"]
 
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -57,31 +57,77 @@ def tree_plan(template: Template, *, secret: Path, extra: tuple[Mount, ...] = ()
     """Return the plan for the guest's `tree.build_and_enter`; the folder `secret` shows nowhere.
 
     Raises:
-        BackendError: A declared mount's source is missing, or its target cannot be one.
+        BackendError: A declared mount's source is missing, or its target cannot be one; or the root or the base is.
     """
-    links, binds = dict(_LINKS), list[dict[str, Any]]()
-    for folder in map(Path, _SYSTEM_FOLDERS):
-        if folder.is_symlink():
-            links[str(folder)] = str(folder.readlink())
-        elif folder.is_dir():
-            binds.append(_bind(folder, folder, MountMode.READ_ONLY, owned=False))
+    mounts = list[dict[str, Any]]()
     for mount in sorted((*template.mounts, *extra), key=lambda mount: len(mount.target.parts)):
         _check(template, mount)
-        binds.append(_bind(mount.source, mount.target, mount.mode, owned=True))
-    for folder in _public_folders():
-        binds.append(_bind(folder, folder, MountMode.READ_ONLY, owned=False))
+        mounts.append(_bind(mount.source, mount.target, mount.mode, owned=True))
     return {
-        "folders": _FOLDERS,
+        **(_of_the_host(template, mounts) if template.root is None else _of_a_root(template, template.root, mounts)),
         "files": _files(template),
-        "copies": _copies(template.network),
-        "links": links,
-        "binds": binds,
         "hidden": hidden_targets(template, secret),
         "home": template.private_home,
         "private": _private(template),
         "overlays": overlay_targets(template),
         "plain": template.preload is not None,
+        "base": None if template.base is None else str(_folder(template, template.base)),
     }
+
+
+def _of_the_host(template: Template, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the parts of a plan that show the host's system folders."""
+    links, system = dict(_LINKS), list[dict[str, Any]]()
+    for folder in map(Path, _SYSTEM_FOLDERS):
+        if folder.is_symlink():
+            links[str(folder)] = str(folder.readlink())
+        elif folder.is_dir():
+            system.append(_bind(folder, folder, MountMode.READ_ONLY, owned=False))
+    public = [_bind(folder, folder, MountMode.READ_ONLY, owned=False) for folder in _public_folders()]
+    return {
+        "root": None,
+        "folders": _FOLDERS,
+        "copies": _copies(template.network),
+        "links": links,
+        "binds": [*system, *mounts, *public],
+    }
+
+
+def _of_a_root(template: Template, root: Path, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the parts of a plan that show a root of the template's own."""
+    resolved = _folder(template, root).resolve()
+    if resolved == Path("/"):
+        raise BackendError(
+            f"{template.name}: / is no root for a sandbox", hint="leave the root out: that is the host's"
+        )
+    for target in (mount["target"] for mount in mounts):
+        for folder in reversed(Path(target).parents):
+            if Path(f"{resolved}{folder}").is_symlink():
+                raise BackendError(
+                    f"{template.name}: nothing can be mounted at {target}, because {folder} is a link in {root}",
+                    hint="mount it where that leads to, or elsewhere",
+                )
+    return {
+        "root": str(resolved),
+        "folders": {},
+        "copies": ["/etc/resolv.conf"]
+        if template.network is Network.HOST and Path("/etc/resolv.conf").is_file()
+        else [],
+        "links": _LINKS,
+        "binds": mounts,
+    }
+
+
+def _folder(template: Template, folder: Path) -> Path:
+    if not folder.is_dir():
+        raise BackendError(f"{template.name}: {folder} is no folder (any more)", hint="build the template again")
+    return folder
+
+
+def base_folders(template: Template) -> dict[str, str]:
+    """Return the private folders that a base has, each with its name in there: its place among all."""
+    kept = (template.private_home, "/tmp", "/var/tmp")  # noqa: S108  inside
+    return {folder: str(number) for number, folder in enumerate(_private(template)) if folder in kept}
 
 
 def overlay_targets(template: Template) -> list[str]:
@@ -91,12 +137,11 @@ def overlay_targets(template: Template) -> list[str]:
 
 
 def hidden_targets(template: Template, secret: Path) -> list[str]:
-    """Return where a declared mount would show the folder `secret`, the service's own state."""
-    return [
-        str(mount.target / secret.relative_to(mount.source))
-        for mount in template.mounts
-        if secret.is_relative_to(mount.source)
-    ]
+    """Return where a declared mount, or the root, would show the folder `secret`, the service's own state."""
+    shown = [(mount.source, mount.target) for mount in template.mounts]
+    if template.root is not None:
+        shown.append((template.root.resolve(), Path("/")))
+    return [str(target / secret.relative_to(source)) for source, target in shown if secret.is_relative_to(source)]
 
 
 def _private(template: Template) -> dict[str, int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
 from headstart.backends.contract import Capture, Checkpoint, Command, Identity, RunningSandbox, Template, Usage
 from headstart.backends.local.cgroups import Groups
+from headstart.backends.local.layout import base_folders
 from headstart.backends.local.lineage import MOST_LAYERS, LineageLayers
 from headstart.backends.local.tree import Tree
 from headstart.backends.spawner.accounting import tree_usage
@@ -91,6 +93,25 @@ class LocalSandbox(SpawnedSandbox):
         unused = lineage.forget(checkpoint.id)
         await lineage.noted()
         lineage.have_dropped(unused)
+
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:
+        """See `RunningSandbox.save_base`."""
+        folders = base_folders(self._layered.tree.template)
+        told = await self._on_its_own(
+            lambda: self._errand("save", to=str(folder), folders=folders, most_bytes=most_bytes)
+        )
+        match told:
+            case {"outcome": "saved"}:
+                return
+            case {"outcome": "busy", "processes": running}:
+                raise NotCapturable(f"{self.id} runs {_listed(running)}", hint="wait until it has ended", held=running)
+            case {"outcome": "too-large"}:
+                raise BackendError(
+                    f"what {self.id} has written takes more than {most_bytes >> 20} MB",
+                    hint="remove what is not needed",
+                )
+            case _:
+                raise BackendError(f"{self.id}: the helper that copied its files was killed", hint="try again")
 
     @property
     def layered(self) -> LayeredFiles:

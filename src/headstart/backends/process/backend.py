@@ -106,6 +106,10 @@ class ProcessBackend:
 
     async def prepare(self, template: Template) -> Prepared:
         """See `Backend.prepare`. If cancelled, nothing is left of it."""
+        if template.root is not None or template.base is not None:
+            raise BackendError(
+                f"{template.name} has files of its own, which this backend cannot show", hint='use the backend "local"'
+            )
         cold = ColdPrepared(template)
         if template.preload is None:
             return cold

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -289,6 +290,10 @@ class SpawnedSandbox:
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:  # noqa: ARG002
         """See `RunningSandbox.fork`."""
+        raise self._no_layers()
+
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:  # noqa: ARG002
+        """See `RunningSandbox.save_base`."""
         raise self._no_layers()
 
     async def forget(self, checkpoint: Checkpoint) -> None:

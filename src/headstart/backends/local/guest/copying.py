@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-__all__ = ["copy_tree", "delete_tree"]
+__all__ = ["copy_folder", "copy_tree", "delete_tree"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -95,6 +95,19 @@ def copy_tree(source: str, target: str, *, skip: str, most_bytes: int) -> int:
     try:
         for part in os.listdir(source):
             copy.copy(f"{source}/{part}", f"{target}/{part}", skip)
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, "folders are nested too deeply to be copied") from None
+    return copy.copied
+
+
+def copy_folder(source: str, target: str, *, most_bytes: int) -> int:
+    """Copy a folder with all that is in it, which nobody changes meanwhile; `target` is made.
+
+    Returns and raises what `copy_tree` does.
+    """
+    copy = _Copy(most_bytes)
+    try:
+        copy.copy(source, target, "")
     except RecursionError:
         raise OSError(errno.ENAMETOOLONG, "folders are nested too deeply to be copied") from None
     return copy.copied

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from typing import Any, NoReturn
 
@@ -410,5 +411,10 @@ def _write(path: str, text: str) -> None:
 
 
 def make_kind(settings: dict[str, Any], service: int) -> LocalKind:
-    """Make the kind; see `LocalKind`."""
-    return LocalKind(settings, service)
+    """Make the kind; see `LocalKind`. From then on, this process and its forks import nothing any more.
+
+    Some forks stand in a template's tree while they still have all rights, and its /usr may be a stranger's.
+    """
+    kind = LocalKind(settings, service)
+    sys.meta_path.clear()
+    return kind

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headstart.backends.local.guest import private
-from headstart.backends.local.guest.copying import copy_tree, delete_tree
+from headstart.backends.local.guest.copying import copy_folder, copy_tree, delete_tree
 from headstart.backends.local.guest.holders import holders, name_of
 from headstart.backends.spawner.guest import processes, syscalls
 from headstart.backends.spawner.guest.freezing import frozen, thaw
@@ -63,11 +63,12 @@ class Errand:
             and, if that could write to what is sealed, copy it to the layer `copy` instead.
         `mend`: after a helper has died over `seal`: let everything go on, and tell whether the layer was `sealed`.
         `drop`: delete `layers`, which nobody uses any more.
+        `save`: copy private `folders` (path → name), without the mounts in them, to the folder `to` of the host.
 
         Raises:
             OSError: It failed, and the sandbox is what it was.
         """
-        act = {"seal": self._seal, "mend": self._mend, "drop": self._drop}[message["do"]]
+        act = {"seal": self._seal, "mend": self._mend, "drop": self._drop, "save": self._save}[message["do"]]
         return act(message)
 
     def tidy_up(self) -> None:
@@ -153,6 +154,24 @@ class Errand:
         with self._inside():
             self._delete(*message["layers"])
         return {}
+
+    def _save(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._is_busy():
+            return {"outcome": "busy", "processes": [name_of(pid) for pid in self._running()[:_MOST_TOLD]]}
+        to = os.open(message["to"], os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with self._inside():
+            folders = {
+                name: syscalls.open_tree(path, syscalls.OPEN_TREE_CLONE) for path, name in message["folders"].items()
+            }
+        left = message["most_bytes"]
+        for name, folder in folders.items():
+            try:
+                left -= copy_folder(f"/proc/self/fd/{folder}/.", f"/proc/self/fd/{to}/{name}", most_bytes=left)
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                return {"outcome": "too-large"}
+        return {"outcome": "saved"}
 
     # ------------------------------------------------------------ the tree
 

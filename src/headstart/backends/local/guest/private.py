@@ -11,8 +11,9 @@ A store's sandbox has a folder of the store there instead, which is on disk and 
 In it, what a sandbox writes goes to a *layer*, a folder of its own: `w/upper/N` for the Nth
 private folder, `oN/upper` for the Nth overlay. A sandbox begins with one. A checkpoint seals
 it and stacks an empty one on top (`layers`); the private folders of all its layers are then
-put together by one more overlay, at `STATE`. In a store they are from the beginning. A layer
-that is whole is told from one that was being made when somebody killed us by its mode.
+put together by one more overlay, at `STATE`. In a store they are from the beginning, and where a
+template has something that they begin with: a layer below all others, on the host's disk, at `BASE`.
+A layer that is whole is told from one that was being made when somebody killed us by its mode.
 
 A zygote's fork does the same, in namespaces nested in the zygote's: the new mounts cover the
 zygote's own, which it cannot uncover, having no capabilities left. Its overlays do not lie on
@@ -36,6 +37,7 @@ from headstart.backends.local.guest.copying import delete_tree
 from headstart.backends.spawner.guest import syscalls
 
 __all__ = [
+    "BASE",
     "CLOSED",
     "EMPTY",
     "HOST_PROC",
@@ -46,6 +48,7 @@ __all__ = [
     "STATE",
     "WHOLE",
     "bring_up_loopback",
+    "escaped",
     "hide_host_proc",
     "lay_private_parts",
     "overlay",
@@ -54,6 +57,9 @@ __all__ = [
 
 CLOSED = "/.headstart/closed"
 """A folder of the read-only tree that a sandbox cannot look into."""
+
+BASE = CLOSED + "/base"
+"""Where a tree has what its private folders begin with, if anything: the Nth in `N`."""
 
 SCRATCH = CLOSED + "/scratch"
 STATE = CLOSED + "/state"
@@ -89,7 +95,7 @@ def lay_private_parts(
             `overlays`, `plain` (whether `PLAIN` has them, too), `covered` (mounts below a
             private folder or an overlay, which stay visible), `layers` (names, the lowest first;
             the last one is new unless the sandbox `goes_on` with it), `store` (whose layers they are,
-            or None), as in `confine.enter`.
+            or None), `based` (whether there is something at `BASE`), as in `confine.enter`.
         owner: Who owns the private folders, if not whoever mounts.
         masked: Hide what /proc tells about the machine, and `PLAIN`. Not for a zygote: its
             forks could then not mount a /proc of their own.
@@ -152,16 +158,17 @@ def _private_folders(plan: dict[str, Any], below: list[str], top: str, owner: tu
     """Return what to mount at each private folder: empty folders, or what the layers have there."""
     private: dict[str, int] = plan["private"]
     home = f"{top}/w/upper"
-    if below or plan["store"] is not None:
+    lower = [f"{name}/w/upper" for name in reversed(below)] + ([BASE] if plan["based"] else [])
+    if lower or plan["store"] is not None:
         home = STATE
-        lower = [f"{name}/w/upper" for name in reversed(below)] or [EMPTY]
-        overlay(lower, STATE, f"{top}/w", owner, **_kind_of_layer(plan))
+        overlay(lower or [EMPTY], STATE, f"{top}/w", owner, **_kind_of_layer(plan))
     else:
         os.makedirs(home)
     folders = {target: f"{home}/{number}" for number, target in enumerate(private)}
     if not below and not plan["goes_on"]:
         for target, folder in folders.items():
-            _own_folder(folder, private[target], owner)
+            if not os.path.exists(folder):
+                _own_folder(folder, private[target], owner)
     return folders
 
 
@@ -266,9 +273,9 @@ def overlay(
     else:
         _make_upper(lower, folder, owner)
     layers = {
-        "lowerdir": ":".join(_escaped(path) for path in lower),
-        "upperdir": _escaped(folder + "/upper"),
-        "workdir": _escaped(folder + "/work"),
+        "lowerdir": ":".join(escaped(path) for path in lower),
+        "upperdir": escaped(folder + "/upper"),
+        "workdir": escaped(folder + "/work"),
     }
     options = [f"{name}={path}" for name, path in layers.items()]
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -301,7 +308,7 @@ def _dress(source: str, target: str, facts: os.stat_result) -> None:
     os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
-def _escaped(path: str) -> str:
+def escaped(path: str) -> str:
     """Write a path as overlayfs reads it in its options."""
     return "".join("\\" + letter if letter in "\\:," else letter for letter in path)
 

@@ -6,6 +6,10 @@ old root goes, and the namespace, kept alive by a descriptor alone, contains onl
 sandbox may see. Starting a sandbox copies that namespace (about twenty mounts, not the
 host's hundreds), which costs microseconds, and adds the private parts (`private`).
 
+A template may have a root of its own, which somebody else has filled. It shows below our tmpfs, as
+the lower part of an overlay that nobody writes to: where both have something, ours shows, so that
+no mount point, and no folder on the way to one, is ever a link, a file or a device of the root's.
+
 The tree itself is read-only. A sandbox runs as an ordinary uid, so it could not write there
 on a normal machine either; what is writable is private. Which folders can be laid under an
 overlay is tried here, once, so that no start fails for it.
@@ -13,6 +17,7 @@ overlay is tried here, once, so that no start fails for it.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -22,6 +27,7 @@ from typing import Any
 from headstart.backends.local.guest import userns
 from headstart.backends.local.guest.mountinfo import mount_points
 from headstart.backends.local.guest.private import (
+    BASE,
     CLOSED,
     EMPTY,
     HOST_PROC,
@@ -30,6 +36,7 @@ from headstart.backends.local.guest.private import (
     PREVIOUS,
     SCRATCH,
     STATE,
+    escaped,
     overlay,
 )
 from headstart.backends.spawner.guest import syscalls
@@ -37,6 +44,7 @@ from headstart.backends.spawner.guest import syscalls
 __all__ = ["build_and_enter"]
 
 _TREE_BYTES = 64 << 20
+_COPY = syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE
 _SAFE = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
@@ -47,10 +55,13 @@ _DEVICE_LINKS = {
     "/dev/stderr": "/proc/self/fd/2",
 }
 _OURS = {
-    **dict.fromkeys((SCRATCH, STATE, NEXT, PREVIOUS, HOST_PROC, PLAIN), 0o755),
+    **dict.fromkeys((BASE, SCRATCH, STATE, NEXT, PREVIOUS, HOST_PROC, PLAIN), 0o755),
     EMPTY: 0o555,
     CLOSED: 0,
 }
+_OURS_ALONE = ("/dev", "/.headstart")
+"""Of a root, nothing shows there."""
+
 _FOLDERS = {"/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777, "/dev/pts": 0o755, "/proc": 0o555, "/run": 0o755}
 
 
@@ -68,7 +79,8 @@ def build_and_enter(staging: str, plan: dict[str, Any], *, idmap: bool) -> dict[
         plan: `folders` (path → mode), `files` (path → text), `copies` (host paths), `links`
             (path → target), `binds` (list of `source`, `target`, `mode`, `owned`), `hidden` (folders
             to cover), `home`, `private` (folder → mode; each sandbox covers them), `overlays` (targets
-            of binds, outer ones first), `plain` (whether each of these shows at `PLAIN`, too).
+            of binds, outer ones first), `plain` (whether each of these shows at `PLAIN`, too),
+            `root` (a folder that shows below all this, or None), `base` (a folder to show at `BASE`, or None).
         idmap: Whether mounts can be id-mapped (root only).
     """
     notes: list[str] = []
@@ -77,18 +89,24 @@ def build_and_enter(staging: str, plan: dict[str, Any], *, idmap: bool) -> dict[
     maps = _IdMaps() if idmap else None
     # Before there is anything of ours to be seen: a declared mount may contain the staging folder.
     mounts = [_copy_of(bind, maps, notes) for bind in plan["binds"]]
+    root = None if plan["root"] is None else _copy_of_root(plan["root"], maps, notes)
+    base = None if plan["base"] is None else _copy_alone(plan["base"])
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     syscalls.mount("headstart", staging, "tmpfs", flags, f"mode=755,size={_TREE_BYTES}")
     previous_mask = os.umask(0o022)
     _furnish(staging, plan)
-    for bind, mount in zip(plan["binds"], mounts):  # noqa: B905  Python 3.8
-        _place(mount, staging + bind["target"])
-    for path in plan["hidden"]:
-        if os.path.isdir(staging + path):
-            _attach(staging + EMPTY, staging + path, _SAFE | syscalls.MOUNT_ATTR_RDONLY)
-    for device in _DEVICES:
-        _make_file(f"{staging}/dev/{device}")
-        syscalls.mount(f"/dev/{device}", f"{staging}/dev/{device}", None, syscalls.MS_BIND)
+    _add_devices(staging)
+    places = [(mount, staging + bind["target"]) for bind, mount in zip(plan["binds"], mounts)]  # noqa: B905  Python 3.8
+    ours: list[int] = []
+    if root is not None:
+        for mount, target in places:
+            _make_place(mount, target)
+        ours = _show_below(root, staging, privileged=idmap)
+    for mount, target in places:
+        _place(mount, target)
+    if base is not None:
+        _place(base, staging + BASE)
+    _hide(staging, plan["hidden"])
     overlays = [target for target in plan["overlays"] if _can_overlay(staging, target, plan, notes)]
     if plan["plain"]:
         _show_plain(staging, overlays)
@@ -96,13 +114,59 @@ def build_and_enter(staging: str, plan: dict[str, Any], *, idmap: bool) -> dict[
     if not idmap:  # a new /proc may only be mounted where an unmasked one is seen already
         _attach("/proc", staging + HOST_PROC, _SAFE)
     os.umask(previous_mask)
+    for mount in ours:
+        syscalls.mount_setattr(mount, syscalls.MOUNT_ATTR_RDONLY, recursive=False)
+        os.close(mount)
     syscalls.mount("none", staging, None, flags | syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY)
     os.chdir(staging)
     syscalls.pivot_root(".", ".")
     syscalls.umount(".")
     os.chdir("/")
-    parts = {"private": plan["private"], "overlays": overlays, "plain": plan["plain"], "covered": covered}
+    parts = {
+        "private": plan["private"],
+        "overlays": overlays,
+        "plain": plan["plain"],
+        "covered": covered,
+        "based": base is not None,
+    }
     return {"notes": notes, "parts": parts}
+
+
+def _add_devices(root: str) -> None:
+    for device in _DEVICES:
+        _make_file(f"{root}/dev/{device}")
+        syscalls.mount(f"/dev/{device}", f"{root}/dev/{device}", None, syscalls.MS_BIND)
+
+
+def _hide(root: str, paths: Iterable[str]) -> None:
+    for path in paths:
+        if os.path.isdir(root + path):
+            _attach(root + EMPTY, root + path, _SAFE | syscalls.MOUNT_ATTR_RDONLY)
+
+
+def _show_below(root: int, staging: str, *, privileged: bool) -> list[int]:
+    """Show a root below what is on the folder `staging`; return the mounts in which all is ours, still writable.
+
+    Raises:
+        OSError: No overlay can be laid on it.
+    """
+    copies = [syscalls.open_tree(staging + path, _COPY) for path in _OURS_ALONE]
+    below = staging + EMPTY
+    syscalls.move_mount(root, below)
+    os.close(root)
+    # what a root says about itself in overlayfs's own attributes is not listened to, as far as it could lead elsewhere
+    options = f"lowerdir={escaped(staging)}:{escaped(below)}," + (
+        "redirect_dir=nofollow" if privileged else "userxattr"
+    )
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_RDONLY
+    try:
+        syscalls.mount("overlay", staging, "overlay", flags, options)
+    except OSError as error:
+        told = "the template's root cannot be shown: no overlay can be laid on it (Linux before 5.11? another overlay?)"
+        raise OSError(error.errno, f"{told}: {error.strerror}") from error
+    for path, mount in zip(_OURS_ALONE, copies):  # noqa: B905  Python 3.8
+        syscalls.move_mount(mount, staging + path)
+    return copies
 
 
 def _can_overlay(root: str, target: str, plan: dict[str, Any], notes: list[str]) -> bool:
@@ -185,7 +249,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _attach(source: str, target: str, attributes: int) -> None:
-    mount = syscalls.open_tree(source, syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE)
+    mount = syscalls.open_tree(source, _COPY)
     try:
         syscalls.mount_setattr(mount, attributes)
         syscalls.move_mount(mount, target)
@@ -207,21 +271,57 @@ class _IdMaps:
             self._made[key] = userns.make(userns.map_owner(key[0]), userns.map_owner(key[1]))
         return self._made[key]
 
+    def for_nobodys(self) -> int:
+        """Return a map in which nothing is the sandbox's."""
+        key = (-1, -1)
+        if key not in self._made:
+            self._made[key] = userns.make(userns.map_all_but_the_sandboxs(), userns.map_all_but_the_sandboxs())
+        return self._made[key]
+
 
 def _copy_of(bind: dict[str, Any], maps: _IdMaps | None, notes: list[str]) -> int:
     """Return a detached mount of what a bind is to show."""
-    mount = syscalls.open_tree(bind["source"], syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE)
+    mount = syscalls.open_tree(bind["source"], _COPY)
     syscalls.mount_setattr(mount, _SAFE if bind["mode"] == "rw" else _SAFE | syscalls.MOUNT_ATTR_RDONLY)
     if maps is not None:
         _map_ids(mount, bind, maps, notes)
     return mount
 
 
-def _place(mount: int, target: str) -> None:
+def _copy_of_root(root: str, maps: _IdMaps | None, notes: list[str]) -> int:
+    """Return a detached mount of a template's root, without what is mounted in it."""
+    mount = _copy_alone(root)
+    if maps is not None:
+        try:
+            syscalls.mount_setattr(mount, syscalls.MOUNT_ATTR_IDMAP, userns=maps.for_nobodys())
+        except OSError as error:
+            told = f"{root}: ids cannot be mapped ({error.strerror}); everything in it is shown as nobody's"
+            notes.append(f"{told}: move it to another file system")
+    return mount
+
+
+def _copy_alone(folder: str) -> int:
+    """Return a detached, read-only mount of a folder, without what is mounted in it."""
+    try:
+        mount = syscalls.open_tree(folder, syscalls.OPEN_TREE_CLONE)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            told = "something is mounted in it, which an ordinary user cannot leave out; take it away"
+            raise OSError(error.errno, f"{folder}: {told}") from error
+        raise
+    syscalls.mount_setattr(mount, _SAFE | syscalls.MOUNT_ATTR_RDONLY)
+    return mount
+
+
+def _make_place(mount: int, target: str) -> None:
     if stat.S_ISDIR(os.fstat(mount).st_mode):
         os.makedirs(target, mode=0o755, exist_ok=True)
     elif not os.path.lexists(target):
         _make_file(target)
+
+
+def _place(mount: int, target: str) -> None:
+    _make_place(mount, target)
     syscalls.move_mount(mount, target)
     os.close(mount)
 

@@ -18,7 +18,17 @@ import signal
 
 from headstart.backends.spawner.guest import syscalls
 
-__all__ = ["FIRST_ID", "SANDBOX_ID", "become_own", "become_root_of_own", "enter_own", "make", "map_owner", "map_shift"]
+__all__ = [
+    "FIRST_ID",
+    "SANDBOX_ID",
+    "become_own",
+    "become_root_of_own",
+    "enter_own",
+    "make",
+    "map_all_but_the_sandboxs",
+    "map_owner",
+    "map_shift",
+]
 
 SANDBOX_ID = 1000
 """Uid and gid of every sandbox, as it sees itself."""
@@ -47,6 +57,12 @@ def map_owner(owner: int) -> list[tuple[int, int, int]]:
         (high + 1, FIRST_ID + high + 1, _COUNT - high - 1),
     ]
     return [extent for extent in extents if extent[2] > 0]
+
+
+def map_all_but_the_sandboxs() -> list[tuple[int, int, int]]:
+    """As `map_shift`, but what the host's user of the sandbox's number owns is nobody's."""
+    above = SANDBOX_ID + 1
+    return [(0, FIRST_ID, SANDBOX_ID), (above, FIRST_ID + above, _COUNT - above)]
 
 
 def make(uids: list[tuple[int, int, int]], gids: list[tuple[int, int, int]]) -> int:
