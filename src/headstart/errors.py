@@ -14,6 +14,7 @@ The tree; one class per fact, flat where it can be::
     ├── NotCapturable            a checkpoint cannot hold what runs in a sandbox
     ├── Conflict                 a branch was forked from a state that is not the sandbox's any more
     ├── TransactionRefused       a checkpoint, rollback, fork or commit that cannot be begun
+    ├── BuildFailed              a set-up or readiness command of a template did not do its work
     ├── CommandTimedOut          a command in a sandbox took too long and was killed (also TimeoutError)
     ├── BackendError             a backend failed at its own work
     │   ├── BackendUnavailable   … because this machine cannot run it
@@ -33,6 +34,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "BudgetExceeded",
+    "BuildFailed",
     "CatalogueUnavailable",
     "CommandTimedOut",
     "ConfigError",
@@ -197,6 +199,18 @@ class Conflict(HeadstartError):
 
 class TransactionRefused(HeadstartError):
     """A checkpoint, rollback, fork or commit that cannot be begun, or not now; nothing was done."""
+
+
+class BuildFailed(HeadstartError):
+    """A template could not be built, because of what runs in it; an earlier one of its name is as it was.
+
+    Attributes:
+        output: What the command said last.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, output: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.output = output
 
 
 class CommandTimedOut(HeadstartError, TimeoutError):

@@ -22,6 +22,7 @@ from headstart.proxy.app import ModelProxy, open_proxy
 from headstart.proxy.refusals import Refusal
 from headstart.runtime.service import Service
 from headstart.sandbox.hosted import SandboxHost, open_door
+from headstart.sandbox.templates import TemplateStore
 
 __all__ = ["Application", "nothing_at", "open_application"]
 
@@ -104,7 +105,9 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
         open_proxy(
             settings.upstreams, observe=service.observe, principal_of=_principal_of, clock=clock, ids=ids
         ) as proxy,
-        SandboxHost.open(backend, clock=clock, ids=ids) as host,
+        SandboxHost.open(
+            backend, templates=TemplateStore(settings.state_dir / "templates"), clock=clock, ids=ids
+        ) as host,
         open_door(host, settings.state_dir),
     ):
         control = Control(settings=settings, backend=backend, service=service, proxy=proxy, clock=clock, stop=stop)

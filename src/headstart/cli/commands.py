@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.exceptions import Abort, TyperException
 
-from headstart.cli import bench, sandbox
+from headstart.cli import bench, sandbox, template
 from headstart.cli.doctor import doctor
 from headstart.cli.env import env
 from headstart.cli.forget import forget
@@ -85,6 +85,7 @@ _EXAMPLES = {("headstart init", "Missing option '--from'"): "headstart init --fr
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(template.app, name="template")
 app.add_typer(bench.app, name="bench")
 
 

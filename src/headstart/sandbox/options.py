@@ -11,7 +11,10 @@ from typing import TypeVar
 from headstart.backends.contract import Command, Limits, Mount, MountMode, Network, Template
 from headstart.errors import ConfigError
 
-__all__ = ["SandboxOptions", "check_words", "variables"]
+__all__ = ["HOST", "SandboxOptions", "check_words", "variables"]
+
+HOST = "host"
+"""The template that is always there: the host's system folders, and nothing else."""
 
 _Number = TypeVar("_Number", int, float)
 
@@ -25,6 +28,8 @@ class SandboxOptions:
     """How a sandbox is to be.
 
     Attributes:
+        template: What it is started from: `"host"`, the host's system folders and an empty home, or the name of
+            one that was built (`headstart template build`).
         mounts: Host paths to show at the same path inside, and how: `"ro"`, `"rw"` (writes reach the
             host) or `"overlay"` (writable; what is written goes with the sandbox).
         network: `"none"`, or `"host"`: what the host reaches, except cloud metadata.
@@ -34,6 +39,7 @@ class SandboxOptions:
         env: Added to the environment of every command.
     """
 
+    template: str = HOST
     mounts: Mapping[str, str] = field(default_factory=dict[str, str])
     network: str = "none"
     memory_mb: float | None = 2_000
@@ -48,18 +54,18 @@ class SandboxOptions:
         Raises:
             ConfigError: An option cannot be used; the message says which and why.
         """
-        mounts = {str(mount.source): mount.mode.value for mount in self.template().mounts}
+        mounts = {str(mount.source): mount.mode.value for mount in self.launch().mounts}
         return replace(self, mounts=mounts, env=variables(self.env))
 
-    def template(self) -> Template:
-        """Return what the backend starts it from.
+    def launch(self, *, root: Path | None = None, base: Path | None = None) -> Template:
+        """Return what the backend starts it from, given the files of its template.
 
         Raises:
             ConfigError: An option cannot be used; the message says which and why.
         """
         memory, disk = _bytes("memory_mb", self.memory_mb), _bytes("disk_mb", self.disk_mb)
         return Template(
-            name="sandbox",
+            name="sandbox" if self.template == HOST else self.template,
             command=Command(argv=("true",), env=_ENV),
             mounts=_mounts(self.mounts),
             network=_network(self.network),
@@ -69,11 +75,13 @@ class SandboxOptions:
                 pids=_positive("pids", self.pids, int),
                 scratch_bytes=disk if memory is None else min(disk or memory, memory * 3 // 4),
             ),
+            root=root,
+            base=base,
         )
 
-    def environment(self) -> dict[str, str]:
-        """Return what every command finds in its environment, besides HOME and TMPDIR."""
-        return {**_ENV, **variables(self.env)}
+    def environment(self, login: Mapping[str, str] = _ENV) -> dict[str, str]:
+        """Return what every command finds in its environment, besides HOME and TMPDIR: more than a login shell has."""
+        return {**login, **variables(self.env)}
 
 
 def _mounts(mounts: Mapping[str, str]) -> tuple[Mount, ...]:

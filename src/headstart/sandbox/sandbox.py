@@ -46,11 +46,15 @@ class Sandbox:
         lineage: The sandbox with its checkpoints and branches.
         env: What every command finds in its environment.
         branch: Which of its branches this is; None: what the lineage's name means.
+        shell: What runs lines.
     """
 
-    def __init__(self, lineage: SandboxLineage, env: Mapping[str, str], branch: SandboxId | None = None) -> None:
+    def __init__(
+        self, lineage: SandboxLineage, env: Mapping[str, str], branch: SandboxId | None = None, *, shell: str = "bash"
+    ) -> None:
         self._lineage = lineage
         self._env = dict(env)
+        self._shell = shell
         self._branch = branch
         self._files = SandboxFiles(self._current, self._running)
         self._sessions = Sessions(self._running, self._env)
@@ -133,7 +137,7 @@ class Sandbox:
         """Run a command to its end. If cancelled, it is killed with all that it started.
 
         Args:
-            command: A line for bash, or a program and its arguments.
+            command: A line for bash (for sh, where there is no bash), or a program and its arguments.
             cwd: Where it runs; the home, unless said.
             env: Added to the environment.
             stdin: What it reads, at once or as it comes.
@@ -214,7 +218,8 @@ class Sandbox:
 
     def _complete(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Command:
         complete = complete_command(command, cwd, env)
-        return replace(complete, env={**self._env, **complete.env})
+        argv = (self._shell, *complete.argv[1:]) if complete.argv[0] == "bash" else complete.argv
+        return replace(complete, argv=argv, env={**self._env, **complete.env})
 
     async def _note_changes(self) -> None:
         """What ran beside everything else may have changed the state until now."""
@@ -449,7 +454,7 @@ class Branch(Sandbox):
     """A sandbox that was forked from another, and may become it."""
 
     def __init__(self, lineage: SandboxLineage, env: Mapping[str, str], branch: SandboxId, *, origin: Sandbox) -> None:
-        super().__init__(lineage, env, branch)
+        super().__init__(lineage, env, branch, shell=origin._shell)  # noqa: SLF001 a branch is its origin's other half
         self._name = branch
         self._origin = origin
 

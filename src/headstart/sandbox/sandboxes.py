@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import platformdirs
 from anyio.abc import TaskGroup
 
@@ -19,10 +20,15 @@ from headstart.errors import ConfigError
 from headstart.ids import IdSource, RandomIds, SandboxId
 from headstart.runtime.lineage import SandboxLineage
 from headstart.runtime.tasks import open_tasks
-from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.options import HOST, SandboxOptions
 from headstart.sandbox.sandbox import Sandbox
+from headstart.sandbox.templates import HeldTemplate, TemplateBuilder, TemplateOrder, TemplateRecord, TemplateStore
 
 __all__ = ["Sandboxes"]
+
+
+async def _drop(_: bytes) -> None:
+    """Have no use for it."""
 
 
 class Sandboxes:
@@ -32,12 +38,15 @@ class Sandboxes:
     a few.
     """
 
-    def __init__(self, backend: Backend, ids: IdSource, tasks: TaskGroup) -> None:
+    def __init__(self, backend: Backend, templates: TemplateStore, ids: IdSource, tasks: TaskGroup) -> None:
         self._backend = backend
+        self._templates = templates
         self._ids = ids
         self._tasks = tasks
         self._preparing = anyio.Lock()
         self._prepared: list[Prepared] = []
+        self._held: dict[str, tuple[tuple[int, int] | None, HeldTemplate]] = {}
+        self._holding = ExitStack()
 
     @classmethod
     @asynccontextmanager
@@ -46,25 +55,30 @@ class Sandboxes:
 
         Args:
             backend: `"local"`, or `"process"`: no isolation at all, for machines that cannot isolate.
-            state_dir: Where their folders are, while they live.
+            state_dir: Where Headstart's state is: its templates, and what sandboxes need while they live.
 
         Raises:
             ConfigError: There is no such backend.
             BackendUnavailable: The backend cannot run on this machine; the message says why.
         """
-        folder = Path(state_dir) if state_dir else platformdirs.user_state_path("headstart") / "sandboxes"
+        folder = Path(state_dir) if state_dir else platformdirs.user_state_path("headstart")
         if backend not in _BACKENDS:
             known = " or ".join(repr(name) for name in _BACKENDS)
             raise ConfigError(f"there is no backend {backend!r}", where="backend", hint=f"say {known}")
-        async with _BACKENDS[backend](folder) as running, cls.on(running, ids=RandomIds()) as sandboxes:
+        await anyio.to_thread.run_sync(_make_private, folder)
+        templates = TemplateStore(folder / "templates")
+        async with (
+            _BACKENDS[backend](folder) as running,
+            cls.on(running, templates=templates, ids=RandomIds()) as sandboxes,
+        ):
             yield sandboxes
 
     @classmethod
     @asynccontextmanager
-    async def on(cls, backend: Backend, *, ids: IdSource) -> AsyncGenerator[Sandboxes]:
+    async def on(cls, backend: Backend, *, templates: TemplateStore, ids: IdSource) -> AsyncGenerator[Sandboxes]:
         """Be able to create sandboxes of a backend that runs; when the block is left, it has none of ours."""
         async with open_tasks() as tasks, AsyncExitStack() as stack:
-            sandboxes = cls(backend, ids, tasks)
+            sandboxes = cls(backend, templates, ids, tasks)
             stack.push_async_callback(sandboxes.let_go)
             yield sandboxes
 
@@ -73,21 +87,61 @@ class Sandboxes:
         """Create a sandbox; when the block is left, nothing of it is.
 
         Raises:
-            ConfigError: An option cannot be used.
+            ConfigError: An option cannot be used, or there is no such template.
             BackendError: It could not be started.
         """
         chosen = options or SandboxOptions()
-        prepared = await self._prepare(chosen.template())
+        held = None if chosen.template == HOST else await self._hold(chosen.template)
+        prepared = await self._prepare(
+            chosen.launch() if held is None else chosen.launch(root=held.root, base=held.base)
+        )
         name = self._ids.new("box")
         running = await self._backend.start(prepared, _identity(SandboxId(name)))
         lineage = SandboxLineage(
             running, name=LineageId(name), identify=_identity, ids=self._ids, clock=SystemClock(), tasks=self._tasks
         )
-        box = Sandbox(lineage, chosen.environment())
+        if held is None:
+            box = Sandbox(lineage, chosen.environment())
+        else:
+            box = Sandbox(lineage, chosen.environment(held.record.environment), shell=held.record.shell)
         try:
             yield box
         finally:
             await box.kill()
+
+    async def build_template(
+        self,
+        order: TemplateOrder,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+        on_output: Callable[[bytes], Awaitable[None]] = _drop,
+    ) -> TemplateRecord:
+        """Build a template; sandboxes that are created from then on by its name begin with it. If cancelled, nothing has changed.
+
+        Args:
+            order: What is wanted.
+            tell: Is told what is done next, in a line.
+            on_output: Takes what set-up and readiness commands say, as it comes.
+
+        Raises:
+            ConfigError: It cannot be built as it was ordered.
+            BuildFailed: A command in it failed.
+            BackendError: A sandbox failed.
+        """
+        builder = TemplateBuilder(
+            self._backend, self._templates, ids=self._ids, clock=SystemClock(), tell=tell, on_output=on_output
+        )
+        return await builder.build(order)
+
+    async def _hold(self, name: str) -> HeldTemplate:
+        """Return a template; its files stay where they are until all sandboxes of this process have ended."""
+        async with self._preparing:
+            version = self._templates.version(name)
+            known, held = self._held.get(name, (None, None))
+            if held is None or known is None or known != version:
+                held = await anyio.to_thread.run_sync(self._holding.enter_context, self._templates.held(name))
+                self._held[name] = version, held
+            return held
 
     async def _prepare(self, template: Template) -> Prepared:
         async with self._preparing:
@@ -103,6 +157,7 @@ class Sandboxes:
         with anyio.CancelScope(shield=True):
             for prepared in self._prepared:
                 await prepared.aclose()
+            self._holding.close()
 
 
 def _identity(sandbox: SandboxId) -> Identity:

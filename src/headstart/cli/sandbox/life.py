@@ -16,6 +16,7 @@ from headstart.cli.sandbox.options import (
     MemoryOption,
     MountOption,
     NetworkOption,
+    TemplateOption,
     QuietOption,
     SandboxArgument,
     as_json,
@@ -40,6 +41,7 @@ __all__ = ["create", "events", "kill", "list_", "pause", "resume", "show"]
 def create(  # noqa: PLR0913 (a command's options)
     *,
     name: Annotated[str | None, typer.Option(help="What to call it, beside its id.")] = None,
+    template: TemplateOption = "host",
     mounts: MountOption = None,
     env: EnvOption = None,
     network: NetworkOption = "none",
@@ -53,7 +55,7 @@ def create(  # noqa: PLR0913 (a command's options)
     state_dir: StateOption = None,
 ) -> None:
     """Create a sandbox; it lives in the service until it is killed."""
-    options = sandbox_options(mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
+    options = sandbox_options(template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
 
     async def work(service: HostedSandboxes) -> str:
         return (await service.create_with(options, name=name, ends_after_idle_s=ends_after_idle_s)).id
@@ -180,6 +182,7 @@ def _table(found: Iterable[HostedInfo]) -> Table:
 def _facts(info: HostedInfo) -> list[Any]:
     facts = table("", "", header=False)
     facts.add_row("state version", info.version or "-")
+    facts.add_row("template", info.template)
     facts.add_row("network", info.network)
     for path, mode in info.mounts.items():
         facts.add_row("mount", f"{path} ({mode})")

@@ -25,13 +25,18 @@ __all__ = [
     "NetworkOption",
     "QuietOption",
     "SandboxArgument",
+    "TemplateOption",
     "as_json",
     "made",
+    "mount",
     "sandbox_options",
     "variable",
     "with_service",
 ]
 
+TemplateOption = Annotated[
+    str, typer.Option("--template", metavar="NAME", help="What it is started from: host, or one that was built.")
+]
 MountOption = Annotated[
     list[str] | None,
     typer.Option("--mount", metavar="PATH[:MODE]", help="Show a host path: ro (the default), rw or overlay."),
@@ -54,6 +59,7 @@ _T = TypeVar("_T")
 
 def sandbox_options(
     *,
+    template: str,
     mounts: list[str] | None,
     env: list[str] | None,
     network: str,
@@ -68,7 +74,8 @@ def sandbox_options(
     from headstart.sandbox import SandboxOptions
 
     return SandboxOptions(
-        mounts=dict(_mount(each) for each in mounts or ()),
+        template=template,
+        mounts=dict(mount(each) for each in mounts or ()),
         network=network,
         memory_mb=memory_mb,
         cpu_cores=cpu_cores,
@@ -76,7 +83,7 @@ def sandbox_options(
     )
 
 
-def _mount(written: str) -> tuple[str, str]:
+def mount(written: str) -> tuple[str, str]:
     """Split `PATH[:MODE]`; a path may have colons, so only a known mode counts as one."""
     path, colon, mode = written.rpartition(":")
     return (path, mode) if colon and mode in {"ro", "rw", "overlay"} else (written, "ro")

@@ -16,10 +16,12 @@ from headstart.cli.sandbox.options import (
     MemoryOption,
     MountOption,
     NetworkOption,
+    TemplateOption,
     sandbox_options,
     variable,
 )
 from headstart.cli.settings import StateOption
+from headstart.cli.state import state_dir as state_dir_of
 from headstart.cli.terminal import print_error
 from headstart.errors import CommandTimedOut, ConfigError, HeadstartError
 
@@ -38,7 +40,7 @@ NO_SANDBOX_STATUS = 125
 
 _CHUNK_BYTES = 65_536
 
-_OF_A_NEW_ONE = ("mounts", "network", "memory_mb", "cpu_cores")
+_OF_A_NEW_ONE = ("template", "mounts", "network", "memory_mb", "cpu_cores")
 
 
 def run(  # noqa: PLR0913 (a command's options)
@@ -48,6 +50,7 @@ def run(  # noqa: PLR0913 (a command's options)
     sandbox: Annotated[
         str | None, typer.Option("--in", metavar="SANDBOX", help="Run it in this one, which lives in the service.")
     ] = None,
+    template: TemplateOption = "host",
     mounts: MountOption = None,
     cwd: Annotated[str | None, typer.Option(help="Where it runs; the sandbox's home, unless said.")] = None,
     env: EnvOption = None,
@@ -65,9 +68,10 @@ def run(  # noqa: PLR0913 (a command's options)
 
     try:
         if sandbox is None:
-            options = sandbox_options(mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
+            options = sandbox_options(template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
             where = None if cwd is None else str(Path(cwd).expanduser().absolute())
-            status = anyio.run(lambda: _run_in_new(options, command, cwd=where, timeout_s=timeout_s))
+            state = state_dir_of(state_dir)
+            status = anyio.run(lambda: _run_in_new(options, state, command, cwd=where, timeout_s=timeout_s))
         else:
             _refuse_options_of_a_new_one(context, sandbox)
             variables = dict(variable(each) for each in env or ())
@@ -91,10 +95,12 @@ def _refuse_options_of_a_new_one(context: typer.Context, sandbox: str) -> None:
             raise ConfigError(f"{sandbox} has been made already", where=parameter.opts[0], hint=hint)
 
 
-async def _run_in_new(options: SandboxOptions, command: list[str], *, cwd: str | None, timeout_s: float | None) -> int:
+async def _run_in_new(
+    options: SandboxOptions, state: Path, command: list[str], *, cwd: str | None, timeout_s: float | None
+) -> int:
     from headstart.sandbox import Sandboxes
 
-    async with Sandboxes.open() as boxes, boxes.create(options) as box:
+    async with Sandboxes.open(state_dir=state) as boxes, boxes.create(options) as box:
         return await _run(box, command, cwd=cwd, env={}, timeout_s=timeout_s)
 
 

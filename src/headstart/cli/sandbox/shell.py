@@ -19,10 +19,12 @@ from headstart.cli.sandbox.options import (
     MemoryOption,
     MountOption,
     NetworkOption,
+    TemplateOption,
     sandbox_options,
     variable,
 )
 from headstart.cli.settings import StateOption
+from headstart.cli.state import state_dir as state_dir_of
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def shell(  # noqa: PLR0913 (a command's options)
         typer.Argument(metavar="[SANDBOX]", help="One that lives in the service; without it, one of its own."),
     ] = None,
     *,
+    template: TemplateOption = "host",
     mounts: MountOption = None,
     cwd: Annotated[str | None, typer.Option(help="Where it begins; the sandbox's home, unless said.")] = None,
     env: EnvOption = None,
@@ -58,7 +61,7 @@ def shell(  # noqa: PLR0913 (a command's options)
         raise ConfigError(
             "this is no terminal", where="headstart sandbox shell", hint="headstart sandbox run runs a command without"
         )
-    options = sandbox_options(mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
+    options = sandbox_options(template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
     variables = {"TERM": os.environ.get("TERM", "xterm-256color"), **dict(variable(each) for each in env or ())}
     raise typer.Exit(anyio.run(_shell, sandbox, state_dir, options, cwd, variables))
 
@@ -72,7 +75,8 @@ async def _shell(
     async with AsyncExitStack() as stack:
         box: Sandbox | HostedSandbox
         if sandbox is None:
-            box = await stack.enter_async_context((await stack.enter_async_context(Sandboxes.open())).create(options))
+            boxes = await stack.enter_async_context(Sandboxes.open(state_dir=state_dir_of(state_dir)))
+            box = await stack.enter_async_context(boxes.create(options))
         else:
             box = await (await stack.enter_async_context(connect(state_dir))).get(sandbox)
         columns, rows = os.get_terminal_size()

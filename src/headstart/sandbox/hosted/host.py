@@ -22,6 +22,7 @@ from headstart.sandbox.hosted.messages import Event, HostedEvent, HostedInfo, Sa
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.sandbox import Branch, Sandbox
 from headstart.sandbox.sandboxes import Sandboxes
+from headstart.sandbox.templates import TemplateStore
 
 __all__ = ["SandboxHost"]
 
@@ -75,9 +76,11 @@ class SandboxHost:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, backend: Backend, *, clock: Clock, ids: IdSource) -> AsyncGenerator[SandboxHost]:
+    async def open(
+        cls, backend: Backend, *, templates: TemplateStore, clock: Clock, ids: IdSource
+    ) -> AsyncGenerator[SandboxHost]:
         """Host sandboxes while the block runs; when it is left, all of them have ended."""
-        async with Sandboxes.on(backend, ids=ids) as sandboxes, open_tasks() as tasks:
+        async with Sandboxes.on(backend, templates=templates, ids=ids) as sandboxes, open_tasks() as tasks:
             host = cls(sandboxes, clock=clock, tasks=tasks)
             try:
                 yield host
@@ -225,6 +228,7 @@ class SandboxHost:
             created_wall_s=hosted.created_wall_s,
             idle_s=0.0 if hosted.users else self._clock.monotonic_s() - hosted.used_at_s,
             ends_after_idle_s=hosted.ends_after_idle_s,
+            template=hosted.options.template,
             network=hosted.options.network,
             mounts=dict(hosted.options.mounts),
             usage=usage,

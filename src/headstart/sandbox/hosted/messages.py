@@ -115,6 +115,7 @@ class HostedInfo:
     created_wall_s: float = 0.0
     idle_s: float = 0.0
     ends_after_idle_s: float | None = None
+    template: str = "host"
     network: str = "none"
     mounts: Mapping[str, str] = field(default_factory=dict[str, str])
     usage: Usage = Usage(memory_bytes=0, cpu_s=0.0, processes=0)  # noqa: RUF009 it is frozen
