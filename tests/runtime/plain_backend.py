@@ -190,6 +190,9 @@ class PlainSandbox:
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
         raise NotImplementedError
 
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:
+        raise NotImplementedError
+
     async def forget(self, checkpoint: Checkpoint) -> None:
         raise NotImplementedError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from headstart.backends.contract import (
 )
 from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
-from headstart.errors import BackendError, BackendUnavailable
+from headstart.errors import BackendError, BackendUnavailable, NotCapturable
 from headstart.ids import SandboxId
 from headstart.testing.contract import CHECKS, Check, ContractViolation, NotClaimed, Subject
 
@@ -127,6 +127,9 @@ class MutantSandbox:
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
         return await self.inner.fork(at, identity)
+
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:
+        await self.inner.save_base(folder, most_bytes=most_bytes)
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         await self.inner.forget(checkpoint)
@@ -311,6 +314,28 @@ class ForgetsNothing(MutantSandbox):
         """Keep it."""
 
 
+class SavesDespiteProcesses(MutantSandbox):
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:
+        with suppress(NotCapturable):
+            await super().save_base(folder, most_bytes=most_bytes)
+
+
+class SavesWithoutLimit(MutantSandbox):
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:
+        await super().save_base(folder, most_bytes=1 << 40)
+
+
+class ForksSaveOnlyWhatIsNew(MutantSandbox):
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        return SavesOnlyWhatIsNew(await super().fork(at, identity))
+
+
+class SavesOnlyWhatIsNew(MutantSandbox):
+    async def save_base(self, folder: Path, *, most_bytes: int) -> None:
+        await super().save_base(folder, most_bytes=most_bytes)
+        (folder / "0/two").unlink()
+
+
 class SaysOnlyThatItIsPaused(MutantSandbox):
     has_paused = False
 
@@ -374,6 +399,31 @@ class LeaksEnvironment(Mutant):
         return await super().prepare(replace(template, command=command))
 
 
+class IgnoresRoots(Mutant):
+    async def prepare(self, template: Template) -> Prepared:
+        return await super().prepare(replace(template, root=None))
+
+
+class IgnoresBases(Mutant):
+    async def prepare(self, template: Template) -> Prepared:
+        return await super().prepare(replace(template, base=None))
+
+
+class StartsOneForAll(Mutant):
+    started: RunningSandbox | None = None
+
+    async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> RunningSandbox:
+        if prepared.template.base is None:
+            return await super().start(prepared, identity, background=background)
+        self.started = self.started or await super().start(prepared, identity, background=background)
+        return self.started
+
+
+class IgnoresBoth(IgnoresRoots):
+    async def prepare(self, template: Template) -> Prepared:
+        return await super().prepare(replace(template, base=None))
+
+
 class LeavesThings(Mutant):
     async def leftovers(self) -> Leftovers:
         return Leftovers(processes=1)
@@ -399,10 +449,14 @@ def subject(make: Callable[[Backend], Backend]) -> Subject:
 
 
 def layered(sandbox: Callable[[RunningSandbox], RunningSandbox]) -> Subject:
+    return local(lambda backend: Mutant(backend, sandbox))
+
+
+def local(make: Callable[[Backend], Backend]) -> Subject:
     @asynccontextmanager
     async def opened(state: Path) -> AsyncGenerator[Backend]:
         async with open_local_backend(state) as backend:
-            yield Mutant(backend, sandbox)
+            yield make(backend)
 
     return Subject(open=opened)
 
@@ -419,6 +473,7 @@ MUTANTS: list[tuple[str, Callable[[Backend], Any], str, str]] = [
         "a failing command is data",
         "instead: BackendError",
     ),
+    ("accepts any files", IgnoresBoth, "files of its own is refused", "it is refused when it is prepared"),
     ("cuts in silence", lambda backend: Mutant(backend, CutsInSilence), "beyond 1 MiB", "cut at 1 MiB"),
     (
         "starts on pipes of its own",
@@ -490,6 +545,16 @@ LAYER_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]]
 ]
 
 
+ROOT_MUTANTS: list[tuple[Callable[[Backend], Backend], str, str]] = [
+    (IgnoresRoots, "root shows in place", "what is in the root shows"),
+    (IgnoresBases, "begins with; none sees", "it begins with what there was"),
+    (StartsOneForAll, "begins with; none sees", "neither sees what the other does"),
+    (lambda backend: Mutant(backend, ForksSaveOnlyWhatIsNew), "saved in turn", "what was saved is whole"),
+    (lambda backend: Mutant(backend, SavesDespiteProcesses), "is not saved", "while something runs"),
+    (lambda backend: Mutant(backend, SavesWithoutLimit), "is not saved", "more than is allowed"),
+]
+
+
 PAUSE_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]] = [
     (SaysOnlyThatItIsPaused, "stands still, daemons too", "output stops"),
     (DoesNothingWhenItIsPaused, "is refused at once", "run is refused; seen: 'it worked'"),
@@ -521,6 +586,17 @@ async def test_a_broken_promise_about_layers_is_noticed(
         pytest.skip(f"the local backend cannot run here: {gap}")
 
 
+@pytest.mark.parametrize(("make", "part", "promise"), ROOT_MUTANTS, ids=[m[2] for m in ROOT_MUTANTS])
+async def test_a_broken_promise_about_files_of_a_templates_own_is_noticed(
+    make: Callable[[Backend], Backend], part: str, promise: str, tmp_path: Path
+) -> None:
+    try:
+        with pytest.raises(ContractViolation, match=promise):
+            await named(part)(local(make), tmp_path)
+    except BackendUnavailable as gap:
+        pytest.skip(f"the local backend cannot run here: {gap}")
+
+
 @pytest.mark.parametrize(("make", "part", "promise"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
 async def test_a_broken_promise_is_noticed(
     make: Callable[[Backend], Any], part: str, promise: str, tmp_path: Path
@@ -540,4 +616,4 @@ async def test_what_is_not_claimed_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_every_check_has_a_title_of_its_own() -> None:
     titles = [check.title for check in CHECKS]
-    assert len(set(titles)) == len(titles) == 56
+    assert len(set(titles)) == len(titles) == 61

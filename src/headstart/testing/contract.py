@@ -30,6 +30,7 @@ from headstart.testing.contract_isolation import ISOLATION_CHECKS
 from headstart.testing.contract_layers import LAYER_CHECKS
 from headstart.testing.contract_life import LIFE_CHECKS
 from headstart.testing.contract_pause import PAUSE_CHECKS
+from headstart.testing.contract_roots import ROOT_CHECKS
 from headstart.testing.contract_store import STORE_CHECKS
 from headstart.testing.contract_trial import Check, ContractViolation, NotClaimed, Subject, Trial
 
@@ -42,5 +43,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     *STORE_CHECKS,
     *LIFE_CHECKS,
     *PAUSE_CHECKS,
+    *ROOT_CHECKS,
     *ISOLATION_CHECKS,
 )
