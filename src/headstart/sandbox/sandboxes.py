@@ -19,6 +19,7 @@ from headstart.core.transaction import LineageId
 from headstart.errors import ConfigError
 from headstart.ids import IdSource, RandomIds, SandboxId
 from headstart.runtime.lineage import SandboxLineage
+from headstart.runtime.state_files import unusable
 from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.options import HOST, SandboxOptions
 from headstart.sandbox.sandbox import Sandbox
@@ -58,7 +59,7 @@ class Sandboxes:
             state_dir: Where Headstart's state is: its templates, and what sandboxes need while they live.
 
         Raises:
-            ConfigError: There is no such backend.
+            ConfigError: There is no such backend, or the state cannot be kept there.
             BackendUnavailable: The backend cannot run on this machine; the message says why.
         """
         folder = Path(state_dir) if state_dir else platformdirs.user_state_path("headstart")
@@ -158,6 +159,13 @@ class Sandboxes:
             for prepared in self._prepared:
                 await prepared.aclose()
             self._holding.close()
+
+
+def _make_private(state: Path) -> None:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable(state, error) from error
 
 
 def _identity(sandbox: SandboxId) -> Identity:

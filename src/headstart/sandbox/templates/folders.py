@@ -47,7 +47,8 @@ class SharedFolders:
     def make(self) -> str:
         """Make a new folder, and return its name."""
         name = new_name()
-        self.path(name).mkdir(mode=0o700, parents=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self.path(name).mkdir(mode=0o700)
         return name
 
     def put(self, name: str, to: str) -> None:

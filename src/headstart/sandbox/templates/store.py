@@ -85,7 +85,7 @@ class TemplateStore:
         """Return what changes when a template is built anew; None if there is none."""
         try:
             facts = self._path(name).stat()
-        except OSError:
+        except (OSError, ValueError):
             return None
         return facts.st_ino, facts.st_mtime_ns
 

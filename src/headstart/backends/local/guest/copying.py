@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-__all__ = ["copy_folder", "copy_tree", "delete_tree"]
+__all__ = ["copy_folder", "copy_tree", "delete_tree", "remove_empty_way"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -111,6 +111,27 @@ def copy_folder(source: str, target: str, *, most_bytes: int) -> int:
     except RecursionError:
         raise OSError(errno.ENAMETOOLONG, "folders are nested too deeply to be copied") from None
     return copy.copied
+
+
+def remove_empty_way(folder: str, way: list[str]) -> None:
+    """Remove what leads through a folder to a place where something was mounted, as far as it is empty; no link is followed."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = [os.open(folder, flags)]
+    try:
+        for name in way[:-1]:
+            opened.append(os.open(name, flags, dir_fd=opened[-1]))
+        place = os.stat(way[-1], dir_fd=opened[-1], follow_symlinks=False)
+        if stat.S_ISREG(place.st_mode) and not place.st_size:
+            os.unlink(way[-1], dir_fd=opened[-1])
+        else:
+            os.rmdir(way[-1], dir_fd=opened[-1])
+        for name, above in zip(reversed(way[:-1]), reversed(opened[:-1])):  # noqa: B905  Python 3.8
+            os.rmdir(name, dir_fd=above)
+    except OSError:
+        pass  # there is something in it, or it is not what it was
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def delete_tree(folder: str) -> None:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headstart.backends.local.guest import private
-from headstart.backends.local.guest.copying import copy_folder, copy_tree, delete_tree
+from headstart.backends.local.guest.copying import copy_folder, copy_tree, delete_tree, remove_empty_way
 from headstart.backends.local.guest.holders import holders, name_of
 from headstart.backends.spawner.guest import processes, syscalls
 from headstart.backends.spawner.guest.freezing import frozen, thaw
@@ -171,6 +171,10 @@ class Errand:
                 if error.errno != errno.EFBIG:
                     raise
                 return {"outcome": "too-large"}
+        for target in reversed(message["plan"]["covered"]):
+            for path, name in message["folders"].items():
+                if target.startswith(path + "/"):
+                    remove_empty_way(f"/proc/self/fd/{to}/{name}", target[len(path) + 1 :].split("/"))
         return {"outcome": "saved"}
 
     # ------------------------------------------------------------ the tree
