@@ -102,7 +102,7 @@ class TemplateBuilder:
         self._tell(f"root: {order.source}")
         async with AsyncExitStack() as stack:
             root, folder = await stack.enter_async_context(open_root(order.source, self._store, ArchiveLimits()))
-            bare = order.options.launch(root=folder)
+            bare = replace(order.options.launch(root=folder), name=order.name)
             async with self._sandbox(bare) as box:
                 shell = await find_shell(box, order.options.environment())
                 login = await login_environment(box, shell, order.options.environment())
