@@ -247,7 +247,8 @@ async def test_an_archive_is_unpacked_once_for_all_templates(
     number = folder.stat().st_ino
     second = await build(boxes, "echo 2 > ~/a", name="other", source=copy)
     assert [(path, path.stat().st_ino) for path in (state / "templates/roots").iterdir()] == [(folder, number)]
-    assert first.root.kind == second.root.kind == "archive"
+    assert first.root.kind == "archive"
+    assert second.root.kind == "archive"
     assert first.root.digest == second.root.digest == folder.name
     assert (first.root.path, second.root.path) == (archive, copy)
     copy.unlink()

@@ -16,9 +16,9 @@ from headstart.cli.sandbox.options import (
     MemoryOption,
     MountOption,
     NetworkOption,
-    TemplateOption,
     QuietOption,
     SandboxArgument,
+    TemplateOption,
     as_json,
     made,
     sandbox_options,
@@ -55,7 +55,9 @@ def create(  # noqa: PLR0913 (a command's options)
     state_dir: StateOption = None,
 ) -> None:
     """Create a sandbox; it lives in the service until it is killed."""
-    options = sandbox_options(template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
+    options = sandbox_options(
+        template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores
+    )
 
     async def work(service: HostedSandboxes) -> str:
         return (await service.create_with(options, name=name, ends_after_idle_s=ends_after_idle_s)).id

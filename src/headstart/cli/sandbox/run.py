@@ -68,7 +68,9 @@ def run(  # noqa: PLR0913 (a command's options)
 
     try:
         if sandbox is None:
-            options = sandbox_options(template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
+            options = sandbox_options(
+                template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores
+            )
             where = None if cwd is None else str(Path(cwd).expanduser().absolute())
             state = state_dir_of(state_dir)
             status = anyio.run(lambda: _run_in_new(options, state, command, cwd=where, timeout_s=timeout_s))

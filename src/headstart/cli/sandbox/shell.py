@@ -61,7 +61,9 @@ def shell(  # noqa: PLR0913 (a command's options)
         raise ConfigError(
             "this is no terminal", where="headstart sandbox shell", hint="headstart sandbox run runs a command without"
         )
-    options = sandbox_options(template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores)
+    options = sandbox_options(
+        template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores
+    )
     variables = {"TERM": os.environ.get("TERM", "xterm-256color"), **dict(variable(each) for each in env or ())}
     raise typer.Exit(anyio.run(_shell, sandbox, state_dir, options, cwd, variables))
 
