@@ -548,6 +548,7 @@ LAYER_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]]
 ROOT_MUTANTS: list[tuple[Callable[[Backend], Backend], str, str]] = [
     (IgnoresRoots, "root shows in place", "what is in the root shows"),
     (IgnoresBases, "begins with; none sees", "it begins with what there was"),
+    (IgnoresBases, "goes on with the base", "it goes on with what it has changed"),
     (StartsOneForAll, "begins with; none sees", "neither sees what the other does"),
     (lambda backend: Mutant(backend, ForksSaveOnlyWhatIsNew), "saved in turn", "what was saved is whole"),
     (lambda backend: Mutant(backend, SavesDespiteProcesses), "is not saved", "while something runs"),
@@ -616,4 +617,4 @@ async def test_what_is_not_claimed_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_every_check_has_a_title_of_its_own() -> None:
     titles = [check.title for check in CHECKS]
-    assert len(set(titles)) == len(titles) == 61
+    assert len(set(titles)) == len(titles) == 62

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from headstart.backends.contract import Capabilities, Template
+from headstart.backends.contract import Capabilities, Limits, Template
 from headstart.errors import BackendError, NotCapturable
 from headstart.testing.contract_trial import Check, ContractViolation, NotClaimed, Trial, check, expect
 from headstart.testing.roots import make_root
@@ -18,6 +18,10 @@ _PLENTY = 1 << 30
 
 def _roots(capabilities: Capabilities) -> bool:
     return capabilities.roots
+
+
+def _stored_roots(capabilities: Capabilities) -> bool:
+    return capabilities.roots and capabilities.durable
 
 
 def _no_roots(capabilities: Capabilities) -> bool:
@@ -142,4 +146,29 @@ async def not_shown(trial: Trial) -> None:
         raise ContractViolation("it is refused when it is prepared; seen: it was not")
 
 
-ROOT_CHECKS: Final[tuple[Check, ...]] = (root, base, based_forks, refused, not_shown)
+@check("what a store has goes on with the base that it began with, and with no other", claimed=_stored_roots)
+async def stored(trial: Trial) -> None:
+    based = [replace(_cold(trial), base=_folder(trial, name)) for name in ("base", "other")]
+    identity = trial.identity()
+    for template in based:
+        async with trial.sandbox(_cold(trial)) as sandbox:
+            await trial.sh(sandbox, "echo 1 > ~/a; echo 1 > ~/b; echo 1 > ~/c")
+            await sandbox.save_base(template.base or Path(), most_bytes=_PLENTY)
+    for seen_before, script in ((b"1\n1\n1\n", "cd ~; rm a; echo 2 > b"), (b"2\n1\n", "true"), (b"2\n1\n", "true")):
+        async with trial.backend_on("served") as backend:
+            store = await backend.stores.open("kept", limits=Limits(scratch_bytes=64_000_000))
+            prepared = await backend.prepare(based[0])
+            sandbox = await store.start(prepared, identity)
+            seen = await trial.sh(sandbox, "cat ~/*")
+            expect(seen.stdout == seen_before, "it goes on with what it has changed, and what it has not", seen)
+            await trial.sh(sandbox, script)
+            await sandbox.checkpoint()
+            await store.stop(identity.sandbox)
+            try:
+                await store.start(await backend.prepare(based[1]), identity)
+            except BackendError:
+                continue
+            raise ContractViolation("another base is refused; seen: it worked")
+
+
+ROOT_CHECKS: Final[tuple[Check, ...]] = (root, base, based_forks, stored, refused, not_shown)

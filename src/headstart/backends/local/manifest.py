@@ -52,7 +52,7 @@ class Manifest(_Strict):
         flushed: Layers with a lower number were there at the last flush.
         below: What each layer lies on; None: on the template's files.
         places: The private folders and overlays, in the order of their numbers in a layer, of whatever was
-            started first.
+            started first; and the base that it began with, if there is one.
     """
 
     version: Literal[1] = 1

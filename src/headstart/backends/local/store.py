@@ -109,11 +109,12 @@ class LocalStore:
     def _fitting(self, prepared: Prepared) -> Tree:
         if not isinstance(prepared, Tree) or prepared.template.preload is not None:
             raise BackendError(f"{prepared.template.name}: only what starts cold can have its files in a store")
-        places = (*prepared.parts["private"], *prepared.parts["overlays"])
+        base = prepared.template.base
+        places = (*prepared.parts["private"], *prepared.parts["overlays"], *([] if base is None else [str(base)]))
         self._layers.settle_places(places)
         if self._layers.places != places:
             raise BackendError(
-                f"{prepared.template.name} has other private folders ({', '.join(places)}) than what the store"
+                f"{prepared.template.name} has other private folders, or begins with other files, ({', '.join(places)}) than what the store"
                 f" {self.name} has files for ({', '.join(self._layers.places or ())})",
                 hint="start it from the template that it was made from",
             )
