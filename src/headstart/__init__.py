@@ -3,7 +3,7 @@
 The folders are the architecture, listed from the top; each may import what is below it:
 `cli`, `bench`, `sandbox`, `proxy`, `gateway`, `api`, `runtime`, `backends`, `core`, and at the
 bottom `config`, `errors`, `ids`, `clock`, `version`. What is meant to be used from Python is here:
-`Sandbox`, `Sandboxes`, `SandboxOptions`, `SandboxCheckpoint`, `Branch`, `CommandResult`, `OnOutput`, and for code that keeps its state
+`Sandbox`, `Sandboxes`, `SandboxOptions`, `SandboxCheckpoint`, `Branch`, `CommandResult`, `OnOutput`, `TemplateOrder`, and for code that keeps its state
 `Kernel`, `CellResult`, `CellError`, `Shell`, `ShellResult`; and `connect` to use those that live in the service, which are
 `HostedSandboxes`, `HostedSandbox` and `HostedInfo`.
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         SandboxOptions,
         Shell,
         ShellResult,
+        TemplateOrder,
         connect,
     )
 
@@ -50,6 +51,7 @@ __all__ = [
     "Sandboxes",
     "Shell",
     "ShellResult",
+    "TemplateOrder",
     "__version__",
     "connect",
 ]

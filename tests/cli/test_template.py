@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.running import Place, service
 from tests.machine import may_make_namespaces
 
 from headstart.testing.roots import make_root
@@ -181,3 +182,27 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
         out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, b"")
     assert list((tmp_path / "xdg/headstart/templates").glob("*/*")) == []
+
+
+def test_a_sandbox_that_lives_in_the_service_is_started_from_a_template_too(tmp_path: Path) -> None:
+    place = Place(folder=tmp_path / "place").configure({})
+    root = make_root(tmp_path / "root")
+    for folder in (tmp_path, *tmp_path.parents):  # pytest's own folders are closed to others
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    with service(place) as running:
+        built = running.command(
+            "template", "build", "mine", "--setup", "echo 1 > ~/a", "--from", str(root), "--env", "X=y"
+        )
+        assert built.returncode == 0, built.stderr
+        created = running.command("sandbox", "create", "--template", "mine", "--name", "box")
+        assert created.returncode == 0, created.stderr
+        running.command("template", "remove", "mine")
+        used = running.command("sandbox", "run", "--in", "box", "--", 'cat ~/a; echo "$X $0"; ls -d /usr')
+        assert used.stdout == "1\ny sh\n"
+        assert json.loads(running.command("sandbox", "show", "box").stdout)["template"] == "mine"
+        again = running.command("sandbox", "create", "--template", "mine")
+        assert (again.returncode, again.stdout) == (2, "")
+        assert again.stderr.startswith("error: template: there is no template 'mine'\nhint: ")
+        refused = running.command("sandbox", "run", "--in", "box", "--template", "other", "true")
+        assert refused.stderr.startswith("error: --template: box has been made already\n")

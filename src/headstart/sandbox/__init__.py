@@ -14,6 +14,7 @@ from headstart.sandbox.output import OnOutput
 from headstart.sandbox.result import CommandResult
 from headstart.sandbox.sandbox import Branch, Sandbox
 from headstart.sandbox.sandboxes import Sandboxes
+from headstart.sandbox.templates import TemplateOrder
 
 __all__ = [
     "Branch",
@@ -31,5 +32,6 @@ __all__ = [
     "Sandboxes",
     "Shell",
     "ShellResult",
+    "TemplateOrder",
     "connect",
 ]
