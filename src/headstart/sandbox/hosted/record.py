@@ -1,0 +1,70 @@
+"""What is remembered of a hosted sandbox beside its files and its journal: what it was made with, and what ran in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from headstart.errors import BackendError
+from headstart.runtime.codec import RecordCodec
+from headstart.sandbox.options import SandboxOptions
+
+__all__ = ["HostedRecord", "read_record", "write_record"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedRecord:
+    """A hosted sandbox, as whoever restarts the service has to know it.
+
+    Attributes:
+        id: Its own.
+        name: What its user calls it; None if it has no name.
+        created_wall_s: When it was made, seconds since 1970.
+        ends_after_idle_s: After how long without use it is ended; None: never.
+        had_kernel / had_shell: Whether there is a Python kernel or a bash session to be lost.
+        shell: The state of a bash session that was put to sleep when the service ended; None if none was.
+    """
+
+    id: str
+    options: SandboxOptions
+    name: str | None = None
+    created_wall_s: float = 0.0
+    ends_after_idle_s: float | None = None
+    had_kernel: bool = False
+    had_shell: bool = False
+    shell: str | None = None
+
+
+_codec = RecordCodec((HostedRecord,))
+
+
+def write_record(path: Path, record: HostedRecord) -> None:
+    """Write it, whole or not at all.
+
+    Raises:
+        BackendError: There is no room for it.
+    """
+    beside = path.with_suffix(".new")
+    try:
+        beside.touch(mode=0o600)
+        beside.write_text(_codec.line(record), encoding="utf-8", errors="surrogateescape")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise BackendError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_record(path: Path) -> HostedRecord:
+    """Read it.
+
+    Raises:
+        BackendError: It cannot be read, or means nothing.
+    """
+    try:
+        return cast("HostedRecord", _codec.decode(json.loads(path.read_text(encoding="utf-8"))))
+    except OSError as error:
+        raise BackendError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BackendError(f"{path} is damaged: {error}") from error
