@@ -106,7 +106,11 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
             settings.upstreams, observe=service.observe, principal_of=_principal_of, clock=clock, ids=ids
         ) as proxy,
         SandboxHost.open(
-            backend, templates=TemplateStore(settings.state_dir / "templates"), clock=clock, ids=ids
+            backend,
+            templates=TemplateStore(settings.state_dir / "templates"),
+            folder=settings.state_dir / "hosted",
+            clock=clock,
+            ids=ids,
         ) as host,
         open_door(host, settings.state_dir),
     ):

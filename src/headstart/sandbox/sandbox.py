@@ -438,6 +438,14 @@ class Sandbox:
         """Return what it uses now: memory, processes, and the CPU time so far."""
         return await self._current().usage()
 
+    async def suspend(self) -> None:
+        """End what runs, and leave its files where its lineage remembers them; branches are lost."""
+        try:
+            await self._lineage.suspend()
+        finally:
+            await self._sessions.aclose()
+            await self._let_go_of_replaced()
+
     async def kill(self) -> None:
         """End it now, and everything in it. Idempotent."""
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -11,7 +12,7 @@ import anyio.to_thread
 import platformdirs
 from anyio.abc import TaskGroup
 
-from headstart.backends.contract import Backend, Identity, Prepared, Template
+from headstart.backends.contract import Backend, Identity, Prepared, RunningSandbox, Template
 from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
 from headstart.clock import SystemClock
@@ -19,17 +20,32 @@ from headstart.core.transaction import LineageId
 from headstart.errors import ConfigError
 from headstart.ids import IdSource, RandomIds, SandboxId
 from headstart.runtime.lineage import SandboxLineage
+from headstart.runtime.lineage_journal import Remembered
 from headstart.runtime.state_files import unusable
 from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.options import HOST, SandboxOptions
 from headstart.sandbox.sandbox import Sandbox
 from headstart.sandbox.templates import HeldTemplate, TemplateBuilder, TemplateOrder, TemplateRecord, TemplateStore
 
-__all__ = ["Sandboxes"]
+__all__ = ["Ready", "Sandboxes", "identity_of"]
 
 
 async def _drop(_: bytes) -> None:
     """Have no use for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What sandboxes are started from.
+
+    Attributes:
+        environment: What every command finds there.
+        shell: What runs lines.
+    """
+
+    prepared: Prepared
+    environment: Mapping[str, str]
+    shell: str = "bash"
 
 
 class Sandboxes:
@@ -91,24 +107,45 @@ class Sandboxes:
             ConfigError: An option cannot be used, or there is no such template.
             BackendError: It could not be started.
         """
-        chosen = options or SandboxOptions()
-        held = None if chosen.template == HOST else await self._hold(chosen.template)
-        prepared = await self._prepare(
-            chosen.launch() if held is None else chosen.launch(root=held.root, base=held.base)
-        )
-        name = self._ids.new("box")
-        running = await self._backend.start(prepared, _identity(SandboxId(name)))
-        lineage = SandboxLineage(
-            running, name=LineageId(name), identify=_identity, ids=self._ids, clock=SystemClock(), tasks=self._tasks
-        )
-        if held is None:
-            box = Sandbox(lineage, chosen.environment())
-        else:
-            box = Sandbox(lineage, chosen.environment(held.record.environment), shell=held.record.shell)
+        ready = await self.prepare(options or SandboxOptions())
+        name = SandboxId(self._ids.new("box"))
+        box = self.have(await self._backend.start(ready.prepared, identity_of(name)), ready, name=LineageId(name))
         try:
             yield box
         finally:
             await box.kill()
+
+    async def prepare(self, options: SandboxOptions) -> Ready:
+        """Make ready what a sandbox with these options is started from.
+
+        Raises:
+            ConfigError: An option cannot be used, or there is no such template.
+            BackendError: It cannot be made ready.
+        """
+        held = None if options.template == HOST else await self._hold(options.template)
+        if held is None:
+            prepared = await self._prepare(options.launch())
+            return Ready(prepared=prepared, environment=options.environment())
+        return Ready(
+            prepared=await self._prepare(options.launch(root=held.root, base=held.base)),
+            environment=options.environment(held.record.environment),
+            shell=held.record.shell,
+        )
+
+    def have(
+        self, running: RunningSandbox, ready: Ready, *, name: LineageId, remembered: Remembered | None = None
+    ) -> Sandbox:
+        """Return a sandbox that was started from what is ready, as its user has it; `kill` ends it."""
+        lineage = SandboxLineage(
+            running,
+            name=name,
+            identify=identity_of,
+            ids=self._ids,
+            clock=SystemClock(),
+            tasks=self._tasks,
+            remembered=remembered,
+        )
+        return Sandbox(lineage, ready.environment, shell=ready.shell)
 
     async def build_template(
         self,
@@ -168,7 +205,8 @@ def _make_private(state: Path) -> None:
         raise unusable(state, error) from error
 
 
-def _identity(sandbox: SandboxId) -> Identity:
+def identity_of(sandbox: SandboxId) -> Identity:
+    """Return what a sandbox carries as its own."""
     return Identity(sandbox=sandbox)
 
 

@@ -7,7 +7,8 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -15,10 +16,12 @@ from anyio.abc import TaskGroup, TaskStatus
 from headstart.backends.contract import Backend, Usage
 from headstart.clock import Clock
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
-from headstart.ids import IdSource
+from headstart.ids import IdSource, SandboxId
 from headstart.runtime.lineage import SandboxCheckpoint
 from headstart.runtime.tasks import open_tasks
+from headstart.sandbox.hosted.keeping import KeptSandbox, SandboxKeeping
 from headstart.sandbox.hosted.messages import Event, HostedEvent, HostedInfo, SandboxState
+from headstart.sandbox.hosted.record import HostedRecord
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.sandbox import Branch, Sandbox
 from headstart.sandbox.sandboxes import Sandboxes
@@ -30,6 +33,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _SHORTEST_BEGINNING = 3
 _MOST_ENDED = 1_000
 _MOST_UNREAD_EVENTS = 1_000
+_BROUGHT_BACK_AT_ONCE = 8
+_MOST_LOSSES, _LOSSES_WITHIN_S = 3, 60.0
 _LOST = "it ended by itself: its first process is gone"
 
 _log = logging.getLogger(__name__)
@@ -40,53 +45,100 @@ class _Hosted:
     """One sandbox, or branch, that lives.
 
     Attributes:
+        record: What it was made with; of a branch: what the sandbox was that it was forked from.
         users: How many use it now; it is idle when nobody does.
         ending: Set to have its task end it; then `why` says for what reason.
-        gone: Set when nothing of it is left.
+        goes_on: It ends for now only: the next service has it again, or this one at once.
+        gone: Set when it is here no more.
     """
 
     box: Sandbox
-    options: SandboxOptions
-    name: str | None
+    record: HostedRecord
     branch_of: str | None
     created_wall_s: float
-    ends_after_idle_s: float | None
     used_at_s: float
     users: int = 0
     why: str = _LOST
+    goes_on: bool = False
     ending: anyio.Event = field(default_factory=anyio.Event)
     gone: anyio.Event = field(default_factory=anyio.Event)
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, *, goes_on: bool = False) -> None:
         if not self.ending.is_set():
             self.why = why
+            self.goes_on = goes_on
             self.ending.set()
 
 
 class SandboxHost:
     """Implements what clients of the service can do with sandboxes; opened with `SandboxHost.open`."""
 
-    def __init__(self, sandboxes: Sandboxes, *, clock: Clock, tasks: TaskGroup) -> None:
-        self._sandboxes = sandboxes
+    def __init__(self, keeping: SandboxKeeping, *, clock: Clock, ids: IdSource, tasks: TaskGroup) -> None:
+        self._keeping = keeping
         self._clock = clock
+        self._ids = ids
         self._tasks = tasks
         self._hosted: dict[str, _Hosted] = {}
         self._ended: dict[str, str] = {}
+        self._broken: set[str] = set()
+        """Those of an earlier service that cannot be brought back."""
+        self._losses: dict[str, list[float]] = {}
         self._listeners: list[Callable[[Event], None]] = []
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, backend: Backend, *, templates: TemplateStore, clock: Clock, ids: IdSource
+        cls, backend: Backend, *, templates: TemplateStore, folder: Path, clock: Clock, ids: IdSource
     ) -> AsyncGenerator[SandboxHost]:
-        """Host sandboxes while the block runs; when it is left, all of them have ended."""
+        """Host sandboxes while the block runs, those of an earlier service first.
+
+        When it is left, what runs in them has ended. Those that are on disk are there for the next service.
+
+        Args:
+            backend: What they are made of.
+            templates: What they can be started from.
+            folder: Where is what is remembered of them.
+            clock: Tells their ages.
+            ids: Names them.
+
+        Raises:
+            ConfigError: The folder cannot be used.
+        """
         async with Sandboxes.on(backend, templates=templates, ids=ids) as sandboxes, open_tasks() as tasks:
-            host = cls(sandboxes, clock=clock, tasks=tasks)
+            keeping = SandboxKeeping(backend, sandboxes, folder, clock=clock, ids=ids)
+            host = cls(keeping, clock=clock, ids=ids, tasks=tasks)
             try:
+                await host._bring_back()
                 yield host
             finally:
                 for hosted in host._hosted.values():
-                    hosted.end("the service has ended")
+                    hosted.end("the service has ended", goes_on=keeping.is_durable)
+
+    async def _bring_back(self) -> None:
+        """Start all again that an earlier service had, a few at a time; what fails is told and stays on disk."""
+        at_once = anyio.CapacityLimiter(_BROUGHT_BACK_AT_ONCE)
+
+        async def bring_back(record: HostedRecord) -> None:
+            async with at_once:
+                try:
+                    await self._tasks.start(self._own_again, record)
+                except HeadstartError as error:
+                    self._note_broken(record.id, error)
+
+        async with anyio.create_task_group() as starting:
+            for record in await self._keeping.known():
+                starting.start_soon(bring_back, record)
+
+    def _note_broken(self, sandbox: str, error: HeadstartError) -> None:
+        self._note_ended(sandbox, f"it could not be brought back: {error}")
+        if not isinstance(error, SandboxUnknown):
+            self._broken.add(sandbox)
+            _log.error("sandbox %s could not be brought back, and stays on disk: %s", sandbox, error)
+
+    def _note_ended(self, sandbox: str, why: str) -> None:
+        self._ended[sandbox] = why
+        while len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     # ------------------------------------------------------------ what lives
 
@@ -100,7 +152,14 @@ class SandboxHost:
             BackendError: It could not be started.
         """
         self._check(name, ends_after_idle_s)
-        hosted: _Hosted = await self._tasks.start(self._own, options, name, ends_after_idle_s)
+        record = HostedRecord(
+            id=self._ids.new("box"),
+            options=options.complete(),
+            name=name,
+            created_wall_s=self._clock.wall_s(),
+            ends_after_idle_s=ends_after_idle_s,
+        )
+        hosted: _Hosted = await self._tasks.start(self._own, record)
         return hosted.box
 
     async def fork(self, sandbox: str, *, files_only: bool = False) -> Branch:
@@ -186,6 +245,11 @@ class SandboxHost:
         Raises:
             SandboxUnknown: There is none.
         """
+        if sandbox in self._broken:
+            await self._keeping.forget(SandboxId(sandbox))
+            self._broken.discard(sandbox)
+            self._note_ended(sandbox, "it was killed")
+            return
         hosted = self._find(sandbox)
         hosted.end("it was discarded" if hosted.branch_of else "it was killed")
         await hosted.gone.wait()
@@ -207,6 +271,18 @@ class SandboxHost:
         finally:
             hosted.users -= 1
             hosted.used_at_s = self._clock.monotonic_s()
+            self._note_sessions(hosted)
+
+    def _note_sessions(self, hosted: _Hosted) -> None:
+        """Remember whether there is something that would be lost with its processes."""
+        has = hosted.box.kernel.has_state, hosted.box.shell.has_state
+        if hosted.branch_of is not None or has == (hosted.record.had_kernel, hosted.record.had_shell):
+            return
+        hosted.record = replace(hosted.record, had_kernel=has[0], had_shell=has[1])
+        try:
+            self._keeping.remember(hosted.record)
+        except BackendError as error:
+            _log.warning("%s", error)
 
     async def look(self, sandbox: str) -> HostedInfo:
         """Return what there is to say about one.
@@ -221,16 +297,16 @@ class SandboxHost:
             usage = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
         return HostedInfo(
             id=hosted.box.id,
-            name=hosted.name,
+            name=None if hosted.branch_of else hosted.record.name,
             branch_of=hosted.branch_of,
             state=SandboxState.PAUSED if _is_paused(hosted.box) else SandboxState.RUNNING,
             version=hosted.box.state_version,
             created_wall_s=hosted.created_wall_s,
             idle_s=0.0 if hosted.users else self._clock.monotonic_s() - hosted.used_at_s,
-            ends_after_idle_s=hosted.ends_after_idle_s,
-            template=hosted.options.template,
-            network=hosted.options.network,
-            mounts=dict(hosted.options.mounts),
+            ends_after_idle_s=hosted.record.ends_after_idle_s,
+            template=hosted.record.options.template,
+            network=hosted.record.options.network,
+            mounts=dict(hosted.record.options.mounts),
             usage=usage,
             checkpoints=hosted.box.checkpoints,
         )
@@ -272,51 +348,71 @@ class SandboxHost:
 
     # ------------------------------------------------------------ owners
 
-    async def _own(
-        self,
-        options: SandboxOptions,
-        name: str | None,
-        ends_after_idle_s: float | None,
-        *,
-        task_status: TaskStatus[_Hosted],
-    ) -> None:
+    async def _own(self, record: HostedRecord, *, task_status: TaskStatus[_Hosted]) -> None:
         """Own a sandbox from its beginning to its end."""
-        async with self._sandboxes.create(options) as box:
-            self._check(name, ends_after_idle_s)  # others may have come first
-            hosted = self._host(box, options, name=name, branch_of=None, ends_after_idle_s=ends_after_idle_s)
-            self.tell(HostedEvent.CREATED, box.id)
+        async with self._keeping.begin(record) as kept:
+            self._check(record.name, record.ends_after_idle_s)  # others may have come first
+            hosted = self._host(kept.box, record)
+            self.tell(HostedEvent.CREATED, kept.box.id)
             task_status.started(hosted)
-            await self._until_over(hosted)
-            for branch in [each for each in self._hosted.values() if each.branch_of == box.id]:
-                branch.end(f"the sandbox that it was forked from has ended ({hosted.why})")
-                await branch.gone.wait()
-            await self._see_end(hosted)
+            await self._live(hosted, kept)
+        await self._leave(hosted)
+
+    async def _own_again(self, record: HostedRecord, *, task_status: TaskStatus[None]) -> None:
+        """Own a sandbox that there was before."""
+        async with self._keeping.go_on(record) as kept:
+            hosted = self._host(kept.box, kept.record)
+            self._ended.pop(record.id, None)
+            task_status.started()
+            await self._live(hosted, kept)
+        await self._leave(hosted)
+
+    async def _live(self, hosted: _Hosted, kept: KeptSandbox) -> None:
+        """Return when it is to end, and its branches have."""
+        await self._until_over(hosted)
+        for branch in [each for each in self._hosted.values() if each.branch_of == hosted.record.id]:
+            branch.end(f"the sandbox that it was forked from has ended ({hosted.why})")
+            await branch.gone.wait()
+        kept.ends = not hosted.goes_on
+        kept.record = hosted.record
+
+    async def _leave(self, hosted: _Hosted) -> None:
+        """Have it known that a sandbox is here no more; start one again that has lost its processes."""
+        self._note_gone(hosted)
+        if hosted.why != _LOST or not hosted.goes_on:
+            return
+        if not self._may_go_on_again(hosted.record.id):
+            self._note_broken(hosted.record.id, BackendError("its first process keeps being killed"))
+            return
+        self.tell(HostedEvent.LOST, hosted.record.id)
+
+        async def go_on() -> None:
+            try:
+                await self._tasks.start(self._own_again, hosted.record)
+            except HeadstartError as error:
+                self._note_broken(hosted.record.id, error)
+
+        self._tasks.start_soon(go_on)
+
+    def _may_go_on_again(self, sandbox: str) -> bool:
+        now_s = self._clock.monotonic_s()
+        recent = [at_s for at_s in self._losses.get(sandbox, ()) if now_s - at_s < _LOSSES_WITHIN_S]
+        self._losses[sandbox] = [*recent, now_s]
+        return len(recent) < _MOST_LOSSES
 
     async def _own_branch(self, branch: Branch, origin: _Hosted, *, task_status: TaskStatus[_Hosted]) -> None:
         async with branch:
-            hosted = self._host(
-                branch, origin.options, name=None, branch_of=origin.box.id, ends_after_idle_s=origin.ends_after_idle_s
-            )
+            hosted = self._host(branch, origin.record, branch_of=origin.box.id)
             task_status.started(hosted)
             await self._until_over(hosted)
-            await self._see_end(hosted)
+        self._note_gone(hosted)
 
-    def _host(
-        self,
-        box: Sandbox,
-        options: SandboxOptions,
-        *,
-        name: str | None,
-        branch_of: str | None,
-        ends_after_idle_s: float | None,
-    ) -> _Hosted:
+    def _host(self, box: Sandbox, record: HostedRecord, *, branch_of: str | None = None) -> _Hosted:
         hosted = self._hosted[box.id] = _Hosted(
             box=box,
-            options=options,
-            name=name,
+            record=record,
             branch_of=branch_of,
-            created_wall_s=self._clock.wall_s(),
-            ends_after_idle_s=ends_after_idle_s,
+            created_wall_s=self._clock.wall_s() if branch_of else record.created_wall_s,
             used_at_s=self._clock.monotonic_s(),
         )
         return hosted
@@ -326,12 +422,12 @@ class SandboxHost:
 
         async def watch_life() -> None:
             await hosted.box.wait_lost()
-            hosted.end(_LOST)
+            hosted.end(_LOST, goes_on=self._keeping.is_durable and hosted.branch_of is None)
 
         async with anyio.create_task_group() as watchers:
             watchers.start_soon(watch_life)
-            if hosted.ends_after_idle_s is not None:
-                watchers.start_soon(self._watch_use, hosted, hosted.ends_after_idle_s)
+            if hosted.record.ends_after_idle_s is not None:
+                watchers.start_soon(self._watch_use, hosted, hosted.record.ends_after_idle_s)
             await hosted.ending.wait()
             watchers.cancel_scope.cancel()
 
@@ -345,20 +441,13 @@ class SandboxHost:
                 return
             await anyio.sleep(left_s)
 
-    async def _see_end(self, hosted: _Hosted) -> None:
-        """End a sandbox, and have it known that it has."""
+    def _note_gone(self, hosted: _Hosted) -> None:
+        """Have it known that a sandbox has ended, and that nothing of it is left here."""
         name = hosted.box.id
-        try:
-            await hosted.box.kill()
-        except HeadstartError:
-            _log.exception("sandbox %s did not end as it should", name)
-        finally:
-            del self._hosted[name]
-            self._ended[name] = hosted.why
-            while len(self._ended) > _MOST_ENDED:
-                del self._ended[next(iter(self._ended))]
-            hosted.gone.set()
-            self.tell(HostedEvent.ENDED, name, about=hosted.why)
+        del self._hosted[name]
+        self._note_ended(name, hosted.why)
+        hosted.gone.set()
+        self.tell(HostedEvent.ENDED, name, about=hosted.why)
 
     # ------------------------------------------------------------ names
 
@@ -373,14 +462,15 @@ class SandboxHost:
             hint = "use letters, digits, _ . and -, at most 63, and do not begin with box_"
             raise ConfigError(f"{name!r} cannot be a sandbox's name", where="name", hint=hint)
         for hosted in self._hosted.values():
-            if hosted.name == name:
+            if hosted.record.name == name and hosted.branch_of is None:
                 hint = "choose another, or kill that one first"
                 raise ConfigError(f"{hosted.box.id} is called {name!r} already", where="name", hint=hint)
 
     def _find(self, sandbox: str) -> _Hosted:
         if sandbox in self._hosted:
             return self._hosted[sandbox]
-        found = [hosted for hosted in self._hosted.values() if hosted.name == sandbox]
+        named = [hosted for hosted in self._hosted.values() if hosted.branch_of is None and hosted.record.name]
+        found = [hosted for hosted in named if hosted.record.name == sandbox]
         beginning = sandbox.removeprefix("box_")
         if not found and len(beginning) >= _SHORTEST_BEGINNING:
             begun = [each for each in self._hosted if each.removeprefix("box_").startswith(beginning)]
@@ -394,7 +484,7 @@ class SandboxHost:
             raise SandboxUnknown(
                 f"{sandbox} has ended: {self._ended[sandbox]}", hint="headstart sandbox list shows who lives"
             )
-        names = [name for hosted in self._hosted.values() for name in (hosted.name, hosted.box.id) if name]
+        names = [*(hosted.record.name or "" for hosted in named), *self._hosted]
         near = difflib.get_close_matches(sandbox, names, n=1)
         hint = f"did you mean {near[0]}?" if near else "headstart sandbox list shows who lives"
         raise SandboxUnknown(f"there is no sandbox {sandbox!r}", hint=hint)

@@ -87,6 +87,7 @@ class HostedEvent(Enum):
     COMMITTED = "committed"
     PAUSED = "paused"
     RESUMED = "resumed"
+    LOST = "lost its processes, and goes on with its files"
     ENDED = "ended"
 
 
@@ -102,7 +103,7 @@ class HostedInfo:
         created_wall_s: When it was made, seconds since 1970.
         idle_s: How long nobody has used it.
         ends_after_idle_s: After how long of that it is ended; None: never.
-        network / mounts: What it was made with.
+        template / network / mounts: What it was made with.
         usage: What it uses now.
         checkpoints: What it can go back to.
     """

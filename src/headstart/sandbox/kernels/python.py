@@ -91,6 +91,15 @@ class Kernel:
         async with self._keeper.alone():
             await self._keeper.let_go()
 
+    @property
+    def has_state(self) -> bool:
+        """Whether there is something that could be lost."""
+        return self._keeper.has_one
+
+    def note_lost(self) -> None:
+        """Have the next one told that it is in the place of another, whose state is gone."""
+        self._keeper.note_lost()
+
     async def aclose(self) -> None:
         """End it, with all that it started, whatever it is at. Idempotent."""
         await self._keeper.aclose()

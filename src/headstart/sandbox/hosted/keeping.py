@@ -1,0 +1,292 @@
+"""Hosted sandboxes on disk: a service that was stopped, killed or restarted has them again, with their files.
+
+Of each there is a folder with a record (`record`) and a journal (`runtime.lineage_journal`), and a store
+of the backend's with the files. The folder is made first and goes last, so that nothing lies about that
+nobody knows: a folder without a journal, and a store without a folder, belong to what was cut off.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from headstart.backends.contract import Backend, FileStore
+from headstart.clock import Clock
+from headstart.core.transaction import (
+    Lineage,
+    LineageId,
+    LineageOpened,
+    LineageView,
+    RuntimeRestarted,
+    StateVersion,
+    TransactionEvent,
+    recover,
+    retold,
+)
+from headstart.errors import BackendError, HeadstartError, InvalidTransition, SandboxUnknown
+from headstart.ids import CheckpointId, IdSource, SandboxId
+from headstart.runtime.lineage_journal import KeptAs, KeptState, LineageJournal, Remembered, read_journal
+from headstart.runtime.state_files import unusable
+from headstart.sandbox.hosted.record import HostedRecord, read_record, write_record
+from headstart.sandbox.sandbox import Sandbox
+from headstart.sandbox.sandboxes import Ready, Sandboxes, identity_of
+
+__all__ = ["KeptSandbox", "SandboxKeeping"]
+
+_RECORD = "record.json"
+_JOURNAL = "journal"
+_PREFIX = "box_"
+_SLEEP_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class KeptSandbox:
+    """A hosted sandbox and what is remembered of it.
+
+    Attributes:
+        ends: Whether it is to end; else it goes on in the next service.
+    """
+
+    box: Sandbox
+    record: HostedRecord
+    ends: bool = False
+
+
+class SandboxKeeping:
+    """Has the sandboxes of a host on disk, where the backend can; else they live as long as the service.
+
+    Args:
+        folder: Where their folders are.
+    """
+
+    def __init__(self, backend: Backend, sandboxes: Sandboxes, folder: Path, *, clock: Clock, ids: IdSource) -> None:
+        self._backend = backend
+        self._sandboxes = sandboxes
+        self._folder = folder
+        self._clock = clock
+        self._ids = ids
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether sandboxes outlive the service."""
+        return self._backend.capabilities.durable
+
+    async def known(self) -> Sequence[HostedRecord]:
+        """Return what an earlier service has left, the oldest first; what cannot be read is told, and stays.
+
+        Raises:
+            ConfigError: The folder cannot be used.
+        """
+        if not self.is_durable:
+            return ()
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folders = sorted(path for path in self._folder.iterdir() if path.is_dir())
+        except OSError as error:
+            raise unusable(self._folder, error) from error
+        await self._remove_stores_without_folder({path.name for path in folders})
+        records: list[HostedRecord] = []
+        for folder in folders:
+            if not (folder / _JOURNAL).exists():  # it was never told to anybody, or had ended
+                await self._remove(SandboxId(folder.name))
+                continue
+            try:
+                records.append(read_record(folder / _RECORD))
+            except BackendError as error:
+                _log.error("a sandbox cannot be brought back: %s", error)
+        return sorted(records, key=lambda record: record.created_wall_s)
+
+    async def _remove_stores_without_folder(self, known: set[str]) -> None:
+        for name in await self._backend.stores.names():
+            if name.startswith(_PREFIX) and name not in known:
+                await self._backend.stores.remove(name)
+
+    @asynccontextmanager
+    async def begin(self, record: HostedRecord) -> AsyncGenerator[KeptSandbox]:
+        """Start a new sandbox; when the block is left, it ends or stays on disk.
+
+        Raises:
+            ConfigError: An option cannot be used.
+            BackendError: It could not be started; nothing of it is left.
+        """
+        ready = await self._sandboxes.prepare(record.options)
+        name = SandboxId(record.id)
+        if not self.is_durable:
+            running = await self._backend.start(ready.prepared, identity_of(name))
+            kept = KeptSandbox(box=self._sandboxes.have(running, ready, name=LineageId(name)), record=record, ends=True)
+            try:
+                yield kept
+            finally:
+                await kept.box.kill()
+            return
+        async with self._stored(record, ready) as store:
+            running = await store.start(ready.prepared, identity_of(name))
+            opened = LineageOpened(
+                at_s=self._clock.monotonic_s(),
+                lineage=LineageId(name),
+                sandbox=name,
+                version=StateVersion(self._ids.new("state")),
+            )
+            journal = LineageJournal.begin(self._folder / name / _JOURNAL, [opened])
+            remembered = Remembered(lineage=Lineage(opened), journal=journal, flush=store.flush)
+            box = self._sandboxes.have(running, ready, name=LineageId(name), remembered=remembered)
+            async with self._kept(box, record, store) as kept:
+                yield kept
+
+    @asynccontextmanager
+    async def _stored(self, record: HostedRecord, ready: Ready) -> AsyncGenerator[FileStore]:
+        """Make a place for a new sandbox; it goes again if that does not get as far as being told."""
+        name = SandboxId(record.id)
+        folder = self._folder / name
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise unusable(folder, error) from error
+        store: FileStore | None = None
+        try:
+            write_record(folder / _RECORD, record)
+            store = await self._backend.stores.open(name, limits=ready.prepared.template.limits)
+            yield store
+        except BaseException:
+            if not (folder / _JOURNAL).exists():
+                with anyio.CancelScope(shield=True):
+                    await self._remove(name, store)
+            raise
+
+    @asynccontextmanager
+    async def go_on(self, record: HostedRecord) -> AsyncGenerator[KeptSandbox]:
+        """Start a sandbox again that an earlier service had, in the state that its journal says is canonical.
+
+        Raises:
+            ConfigError: What it was made with cannot be used any more.
+            BackendError: It could not be started, or what is remembered is damaged; all stays as it is.
+        """
+        name, path = SandboxId(record.id), self._folder / record.id / _JOURNAL
+        told, kept_as = await anyio.to_thread.run_sync(read_journal, path)
+        view = self._recovered(record, told)
+        if view.sandbox is None:
+            await self._remove(name)
+            raise SandboxUnknown(f"{name} had been ended")
+        ready = await self._sandboxes.prepare(record.options)
+        store = await self._backend.stores.open(name, limits=ready.prepared.template.limits)
+        try:
+            remembered, canonical = await self._remembered(path, view, kept_as, store)
+            running = await store.start(ready.prepared, identity_of(canonical))
+        except BaseException:
+            await store.aclose()
+            raise
+        box = self._sandboxes.have(running, ready, name=LineageId(name), remembered=remembered)
+        if record.shell is not None:
+            box.shell.go_on_as(record.shell)
+        elif record.had_shell:
+            box.shell.note_lost()
+        if record.had_kernel:
+            box.kernel.note_lost()
+        record = replace(record, shell=None, had_shell=record.shell is not None, had_kernel=False)
+        async with self._kept(box, record, store) as kept:
+            self.remember(kept.record)
+            yield kept
+
+    def _recovered(self, record: HostedRecord, told: list[TransactionEvent]) -> LineageView:
+        restarted = RuntimeRestarted(
+            at_s=self._clock.monotonic_s(),
+            lineage=LineageId(record.id),
+            version=StateVersion(self._ids.new("state")),
+        )
+        try:
+            return recover(told, restarted).lineage.view()
+        except (ValueError, InvalidTransition) as error:
+            raise BackendError(f"the journal of {record.id} is damaged: {error}") from error
+
+    async def _remembered(
+        self, path: Path, view: LineageView, kept_as: dict[CheckpointId, KeptAs], store: FileStore
+    ) -> tuple[Remembered, SandboxId]:
+        """Return what to go on with; in the store there is nothing else any more."""
+        canonical = view.sandbox
+        if canonical is None or canonical not in store.sandboxes:
+            raise BackendError(
+                f"the files of {view.id} are not there", hint="headstart sandbox kill lets go of the rest"
+            )
+        files = {each.id: each for each in store.checkpoints}
+        kept = {
+            name: KeptState(files=files[kept_as[name].kept], shell=kept_as[name].shell)
+            for name, _ in view.checkpoints
+            if name in kept_as and kept_as[name].kept in files
+        }
+        view = replace(view, checkpoints=tuple((name, version) for name, version in view.checkpoints if name in kept))
+        await store.keep_only([canonical], [each.files.id for each in kept.values()])
+        story = retold(view, canonical, at_s=self._clock.monotonic_s())
+        journal = LineageJournal.begin(path, story, [kept_as[name] for name in kept])
+        return Remembered(lineage=_told(story), journal=journal, flush=store.flush, kept=kept), canonical
+
+    @asynccontextmanager
+    async def _kept(self, box: Sandbox, record: HostedRecord, store: FileStore) -> AsyncGenerator[KeptSandbox]:
+        """Have a sandbox until the block is left; then it ends, or is kept for the next service."""
+        kept = KeptSandbox(box=box, record=record)
+        try:
+            yield kept
+        finally:
+            with anyio.CancelScope(shield=True):
+                if kept.ends:
+                    await box.kill()
+                    await self._remove(SandboxId(record.id), store)
+                else:
+                    await self._put_away(kept)
+                    await store.aclose()
+
+    async def _put_away(self, kept: KeptSandbox) -> None:
+        """Have what runs end, and remember what can go on."""
+        with anyio.move_on_after(_SLEEP_S):
+            try:
+                await kept.box.shell.put_to_sleep()
+            except HeadstartError as error:
+                _log.debug("the bash session of %s is lost: %s", kept.record.id, error)
+        kept.record = replace(kept.record, shell=kept.box.shell.asleep)
+        try:
+            self.remember(kept.record)
+        except BackendError as error:
+            _log.warning("%s", error)
+        await kept.box.suspend()
+
+    def remember(self, record: HostedRecord) -> None:
+        """Write what is remembered of a sandbox, if that is on disk at all.
+
+        Raises:
+            BackendError: It cannot be written.
+        """
+        if self.is_durable:
+            write_record(self._folder / record.id / _RECORD, record)
+
+    async def forget(self, name: SandboxId) -> None:
+        """Let go of what is left of a sandbox that could not be brought back."""
+        await self._remove(name)
+
+    async def _remove(self, name: SandboxId, store: FileStore | None = None) -> None:
+        """Delete a sandbox's files, then its journal, so that it is known to have ended, then the rest."""
+        folder = self._folder / name
+        if store is not None:
+            await store.remove()
+        else:
+            await self._backend.stores.remove(name)
+        (folder / _JOURNAL).unlink(missing_ok=True)
+        await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def _told(story: Sequence[TransactionEvent]) -> Lineage:
+    """Return the lineage that a story tells."""
+    opened, *since = story
+    if not isinstance(opened, LineageOpened):
+        raise AssertionError(opened)  # noqa: TRY004 no user has made it
+    lineage = Lineage(opened)
+    for event in since:
+        lineage.handle(event)
+    return lineage
