@@ -228,9 +228,13 @@ class LocalBackend:
             "store": files.lineage.store,
         }
         started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
-        return LocalSandbox(
+        sandbox = LocalSandbox(
             identity, started, client=self._client, groups=self._groups, files=files, fork=self._fork_layers
         )
+        if files.lineage.is_closed:
+            await sandbox.stop()
+            raise BackendError(f"the store {files.lineage.store} was closed while {identity.sandbox} was starting")
+        return sandbox
 
     async def _fork_layers(self, parent: LocalSandbox, layers: tuple[str, ...], identity: Identity) -> LocalSandbox:
         lineage = parent.layered.lineage

@@ -61,6 +61,8 @@ class LineageLayers:
     def __init__(self, *, first_number: int = int(FIRST_LAYER), store: str | None = None) -> None:
         """`store` has the layers; without one they are in memory, and go with the lineage's last sandbox."""
         self.store = store
+        self.is_closed = False
+        """Whether nobody may be started any more."""
         self._number = first_number
         self._users: Counter[str] = Counter()
         self.checkpoints: dict[CheckpointId, KeptCheckpoint] = {}

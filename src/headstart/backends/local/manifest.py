@@ -49,7 +49,7 @@ class Manifest(_Strict):
         boot: The machine's, since its last start.
         image: Whether the files are in a disk image.
         number: The next layer's.
-        flushed: Layers with a lower number were there at the last flush.
+        flushed: Those of its layers that were there at the last flush.
         below: What each layer lies on; None: on the template's files.
         places: The private folders and overlays, in the order of their numbers in a layer, of whatever was
             started first; and the base that it began with, if there is one.
@@ -59,7 +59,7 @@ class Manifest(_Strict):
     boot: str
     image: bool
     number: int = 0
-    flushed: int = 0
+    flushed: tuple[str, ...] = ()
     below: dict[str, str | None] = {}
     sandboxes: dict[str, StoredSandbox] = {}
     checkpoints: dict[str, StoredCheckpoint] = {}

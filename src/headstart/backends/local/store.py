@@ -146,9 +146,9 @@ class LocalStore:
     async def flush(self) -> None:
         """See `FileStore.flush`."""
         self._check()
-        number, checkpoints = self._layers.number, list(self._layers.checkpoints)
+        layers, checkpoints = self._layers.layers, list(self._layers.checkpoints)
         await self._client.store_errand(self.name, "flush")
-        await self._layers.note_flushed(number=number, checkpoints=checkpoints)
+        await self._layers.note_flushed(layers=layers, checkpoints=checkpoints)
 
     @property
     def bound(self) -> Size | None:
@@ -179,7 +179,7 @@ class LocalStore:
             async with self._closing:
                 if self._is_closed:
                     return
-                self._is_closed = True
+                self._is_closed = self._layers.is_closed = True
                 async with anyio.create_task_group() as ending:
                     for member in list(self._layers.members.values()):
                         ending.start_soon(member.stop)

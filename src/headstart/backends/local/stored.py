@@ -50,7 +50,7 @@ class StoredLayers(LineageLayers):
         self._boot = manifests.this_boot()
         self._image = found.image
         self._places = found.places
-        self._flushed_number = found.flushed
+        self._flushed_layers = frozenset(found.flushed)
         self._flushed: set[CheckpointId] = set()
         self._written = found
         self._writing = anyio.Lock()
@@ -67,7 +67,7 @@ class StoredLayers(LineageLayers):
             if checkpoint.flushed or found_again.rebooted:
                 self._flushed.add(kept.id)
         if found_again.rebooted:  # what is there has come from the disk
-            self._flushed_number = self._number
+            self._flushed_layers = self.layers
 
     @property
     def places(self) -> tuple[str, ...] | None:
@@ -87,20 +87,23 @@ class StoredLayers(LineageLayers):
         """See `LineageLayers.noted`. Completes under cancellation."""
         await self._note(durably=False)
 
-    async def note_flushed(self, *, number: int, checkpoints: Collection[CheckpointId]) -> None:
-        """Note, on the disk, that all is there that was when the next layer had this number, and these checkpoints.
+    async def note_flushed(self, *, layers: frozenset[str], checkpoints: Collection[CheckpointId]) -> None:
+        """Note, on the disk, that these are there.
 
         Raises:
             BackendError: It cannot be written.
         """
-        self._flushed_number = number
+        self._flushed_layers = layers
         self._flushed = set(checkpoints)
         await self._note(durably=True)
 
     @property
-    def number(self) -> int:
-        """The next layer's."""
-        return self._number
+    def layers(self) -> frozenset[str]:
+        """Those that somebody stands on or keeps."""
+        return frozenset(itertools.chain.from_iterable(self._stacks()))
+
+    def _stacks(self) -> list[tuple[str, ...]]:
+        return [*self.stands.values(), *(kept.layers for kept in self.checkpoints.values())]
 
     async def _note(self, *, durably: bool) -> None:
         with anyio.CancelScope(shield=True):
@@ -117,13 +120,14 @@ class StoredLayers(LineageLayers):
                 self._written = manifest
 
     def _manifest(self) -> Manifest:
-        stacks = [*self.stands.values(), *(kept.layers for kept in self.checkpoints.values())]
         return Manifest(
             boot=self._boot,
             image=self._image,
             number=self._number,
-            flushed=self._flushed_number,
-            below={upper: lower for stack in stacks for lower, upper in itertools.pairwise((None, *stack)) if upper},
+            flushed=tuple(sorted(self._flushed_layers & self.layers)),
+            below={
+                upper: lower for stack in self._stacks() for lower, upper in itertools.pairwise((None, *stack)) if upper
+            },
             sandboxes={
                 name: StoredSandbox(top=_top(layers), next=self.nexts[name], begun=name in self.begun)
                 for name, layers in self.stands.items()
@@ -180,7 +184,7 @@ class _FoundAgain:
 
     def _may_miss(self, layer: str, sandbox: StoredSandbox) -> bool:
         was_not_made = layer == sandbox.top and not sandbox.begun
-        return was_not_made or (self.rebooted and int(layer) >= self._manifest.flushed)
+        return was_not_made or (self.rebooted and layer not in self._manifest.flushed)
 
     def _expect(self, layers: Sequence[str]) -> None:
         for layer in layers:
