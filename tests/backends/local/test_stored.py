@@ -171,3 +171,12 @@ def test_layers_in_a_circle_are_refused() -> None:
     manifest = Manifest(boot="x", image=False, below={"0": "1", "1": "0"})
     with pytest.raises(BackendError, match="does not say what layer"):
         manifest.stack("0")
+
+
+async def test_whether_all_checkpoints_are_on_the_disk_is_known(path: Path) -> None:
+    layers = await two_states(path)
+    assert not layers.is_flushed
+    await layers.note_flushed(layers=layers.layers, checkpoints=list(layers.checkpoints))
+    assert layers.is_flushed
+    seal(layers, BOX, SECOND)
+    assert not layers.is_flushed

@@ -258,6 +258,29 @@ async def test_a_sandbox_that_has_died_is_started_again_on_its_files(tmp_path: P
         assert await box.files.read("a") == b"1"
 
 
+@pytest.mark.parametrize("how", ["closed", "flushed", "flushed in turn"])
+async def test_checkpoints_are_there_when_the_machine_was_restarted(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstart.backends.local.stores._FLUSH_S", 0.1)
+    manifest = tmp_path / "stores" / "store" / "manifest.json"
+    async with store_in(tmp_path) as (_, store, prepared):
+        box = await store.start(prepared, BOX)
+        kept = await box.checkpoint()
+        if how == "flushed":
+            await store.flush()
+        if how == "closed":
+            await store.aclose()
+        with anyio.fail_after(10):
+            while not json.loads(manifest.read_bytes())["checkpoints"][kept.id]["flushed"]:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+    told = json.loads(manifest.read_bytes())
+    manifest.write_text(json.dumps({**told, "boot": "another"}))
+    async with store_in(tmp_path) as (_, store, prepared):
+        assert [checkpoint.id for checkpoint in store.checkpoints] == [kept.id]
+        await (await store.start(prepared, BOX)).fork(kept, OTHER)
+
+
 # ---------------------------------------------------------------- damage
 
 

@@ -301,7 +301,13 @@ async def open_local_backend(state_dir: Path, *, own_ports: Collection[int] = ()
         groups = Groups(places, client.facts["cgroups"])
         groups.weigh(os.cpu_count() or 1)
         unified = [Path(f) for p, f in zip(places, client.facts["cgroups"], strict=True) if p.version == 2]
-        yield LocalBackend(client, groups, state_dir=state_dir, metadata_blocked=_block_metadata(unified, own_ports))
+        backend = LocalBackend(
+            client, groups, state_dir=state_dir, metadata_blocked=_block_metadata(unified, own_ports)
+        )
+        try:
+            yield backend
+        finally:
+            await backend.stores.aclose()
 
 
 def _block_metadata(unified: list[Path], own_ports: Collection[int]) -> str | None:

@@ -143,9 +143,17 @@ class LocalStore:
         await layers.noted()
         layers.have_dropped([layer for each in unused for layer in each])
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all checkpoints are known to be on the disk."""
+        return self._layers.is_flushed or self._is_closed
+
     async def flush(self) -> None:
         """See `FileStore.flush`."""
         self._check()
+        await self._flush()
+
+    async def _flush(self) -> None:
         layers, checkpoints = self._layers.layers, list(self._layers.checkpoints)
         await self._client.store_errand(self.name, "flush")
         await self._layers.note_flushed(layers=layers, checkpoints=checkpoints)
@@ -183,6 +191,10 @@ class LocalStore:
                 async with anyio.create_task_group() as ending:
                     for member in list(self._layers.members.values()):
                         ending.start_soon(member.stop)
+                try:
+                    await self._flush()
+                except BackendError as error:
+                    _log.warning("the store %s is closed without being flushed: %s", self.name, error)
                 await self._place.close()
 
     async def remove(self) -> None:

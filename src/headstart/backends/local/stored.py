@@ -98,6 +98,11 @@ class StoredLayers(LineageLayers):
         await self._note(durably=True)
 
     @property
+    def is_flushed(self) -> bool:
+        """Whether all checkpoints are known to be on the disk."""
+        return self.checkpoints.keys() <= self._flushed
+
+    @property
     def layers(self) -> frozenset[str]:
         """Those that somebody stands on or keeps."""
         return frozenset(itertools.chain.from_iterable(self._stacks()))

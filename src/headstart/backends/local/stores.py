@@ -28,6 +28,7 @@ __all__ = ["LocalStores"]
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _DOOMED = ".doomed-"
 _MANIFEST = "manifest.json"
+_FLUSH_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -167,12 +168,30 @@ class LocalStores:
             await self._delete(doomed)
 
     async def _begin(self) -> None:
-        """Once: delete what removals that were cut off have left, and watch the disk."""
+        """Once: delete what removals that were cut off have left; from then on, watch the disk and flush."""
         if not self._has_begun:
             self._has_begun = True
             for doomed in await anyio.to_thread.run_sync(lambda: _folders_in(self._folder, doomed=True)):
                 self._client.start_soon(partial(self._delete, doomed))
             self._client.start_soon(self._watch.run)
+            self._client.start_soon(self._flush_in_turn)
+
+    async def _flush_in_turn(self) -> None:
+        """Have checkpoints on the disk soon after they were made."""
+        while True:
+            await anyio.sleep(_FLUSH_S)
+            for store in [store for store in self._open.values() if store is not None and not store.is_flushed]:
+                try:
+                    await store.flush()
+                except BackendError as error:
+                    _log.warning("the store %s was not flushed: %s", store.name, error)
+
+    async def aclose(self) -> None:
+        """Close those that are open. Completes under cancellation."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as closing:
+                for store in [store for store in self._open.values() if store is not None]:
+                    closing.start_soon(store.aclose)
 
     async def _delete(self, doomed: Path) -> None:
         try:
