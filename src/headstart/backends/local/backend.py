@@ -76,6 +76,7 @@ class LocalBackend:
             client,
             self._state_dir / "stores",
             can_make_images=bool(client.facts["images"]),
+            why_not_plain=client.facts["why_not_plain"],
             start=self._start_with,
             inodes_for=_inodes_for,
         )
@@ -104,7 +105,7 @@ class LocalBackend:
             roots=True,
             pausing=True,
             descriptors=True,
-            durable=True,
+            durable=self._stores.are_possible,
             network=frozenset({Network.NONE, Network.HOST}),
             limits={"memory", "pids", "cpu"} <= self._groups.controllers,
             weaker=tuple(self._weaknesses()),
@@ -127,6 +128,8 @@ class LocalBackend:
             )
         if self._metadata_blocked is not None:
             weaker.append(f"network host reaches cloud metadata ({self._metadata_blocked}): use network none")
+        if self._stores.weakness is not None:
+            weaker.append(self._stores.weakness)
         return weaker + list(self._notes)
 
     async def prepare(self, template: Template) -> Prepared:

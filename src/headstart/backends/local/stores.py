@@ -38,7 +38,8 @@ class LocalStores:
 
     Args:
         folder: Where they are.
-        can_make_images: Whether this machine can keep each in a disk image, which bounds it.
+        can_make_images: Whether this machine can (it seems) keep each in a disk image, which bounds it.
+        why_not_plain: Why it cannot keep them in plain folders, or None.
         start: Starts their sandboxes.
         inodes_for: How many files there may be where there is room for so many bytes.
     """
@@ -49,17 +50,39 @@ class LocalStores:
         folder: Path,
         *,
         can_make_images: bool,
+        why_not_plain: str | None,
         start: Start,
         inodes_for: Callable[[int], int],
     ) -> None:
         self._client = client
         self._folder = folder
         self._can_make_images = can_make_images
+        self._why_not_plain = why_not_plain
         self._start = start
         self._inodes_for = inodes_for
         self._open: dict[str, LocalStore | None] = {}
         self._watch = DiskWatch(folder, lambda: [store for store in self._open.values() if store is not None])
         self._has_begun = False
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether there can be any here."""
+        return self._can_make_images or self._why_not_plain is None
+
+    @property
+    def weakness(self) -> str | None:
+        """What is weaker here than it could be, and the cure."""
+        if not self.are_possible:
+            return (
+                f"no files can outlive the service: no layers can be below {self._folder} ({self._why_not_plain}):"
+                " put the state on another file system, or start as root, with loop devices and e2fsprogs"
+            )
+        if not self._can_make_images:
+            return (
+                "what may be written to files that outlive the service is looked at once a second, the kernel does not"
+                " hold the limit: start as root, with loop devices and e2fsprogs"
+            )
+        return None
 
     async def names(self) -> Sequence[str]:
         """See `FileStores.names`."""
@@ -71,6 +94,8 @@ class LocalStores:
         folder = self._folder_of(name)
         if name in self._open:
             raise BackendError(f"the store {name} is open already", hint="close it first")
+        if not self.are_possible:
+            raise BackendError(f"the store {name} cannot be made: {self.weakness}")
         self._open[name] = None
         try:
             await self._begin()
@@ -81,9 +106,30 @@ class LocalStores:
         return store
 
     async def _opened(self, name: str, folder: Path, limits: Limits) -> LocalStore:
-        closing = partial(self._close, name, folder)
         try:
-            found = await anyio.to_thread.run_sync(lambda: self._found_in(folder))
+            found = await anyio.to_thread.run_sync(self._found_in, folder)
+            try:
+                layers = await self._open_as_found(name, folder, found, limits)
+            except BackendError as error:
+                if found.number or not found.image or self._why_not_plain is not None:
+                    raise
+                _log.warning("files that outlive the service are not in disk images, which do not work here: %s", error)
+                self._can_make_images = False
+                found = await anyio.to_thread.run_sync(_made_plain, folder, found)
+                layers = await self._open_as_found(name, folder, found, limits)
+        except BackendError as error:
+            raise BackendError(f"the store {name} in {folder} cannot be opened: {error}", hint=_CURE) from error
+        place = StorePlace(
+            name=name,
+            image=folder / "image" if found.image else None,
+            bound=None if found.image else self._bound(limits),
+            close=partial(self._close, name, folder),
+            remove=partial(self._remove, name, folder),
+        )
+        return LocalStore(place, layers, client=self._client, start=self._start)
+
+    async def _open_as_found(self, name: str, folder: Path, found: Manifest, limits: Limits) -> StoredLayers:
+        try:
             told = await self._client.store_errand(
                 name,
                 "open",
@@ -91,24 +137,13 @@ class LocalStores:
                 image=self._image(limits, folder, may_be_made=not found.number) if found.image else None,
                 layers=sorted(found.layers),
             )
-            layers = StoredLayers(
-                folder / _MANIFEST, found, store=name, whole=told["layers"], drop=partial(self._drop, name)
-            )
+            drop = partial(self._drop, name)
+            layers = StoredLayers(folder / _MANIFEST, found, store=name, whole=told["layers"], drop=drop)
             await layers.noted()
-        except BackendError as error:
-            await closing()
-            raise BackendError(f"the store {name} in {folder} cannot be opened: {error}", hint=_CURE) from error
         except BaseException:
-            await closing()
+            await self._let_go(name, folder)
             raise
-        place = StorePlace(
-            name=name,
-            image=folder / "image" if found.image else None,
-            bound=None if found.image else self._bound(limits),
-            close=closing,
-            remove=partial(self._remove, name, folder),
-        )
-        return LocalStore(place, layers, client=self._client, start=self._start)
+        return layers
 
     def _found_in(self, folder: Path) -> Manifest:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -142,12 +177,15 @@ class LocalStores:
         self._client.start_soon(drop)
 
     async def _close(self, name: str, folder: Path) -> None:
+        await self._let_go(name, folder)
+        self._open.pop(name, None)
+
+    async def _let_go(self, name: str, folder: Path) -> None:
         with anyio.CancelScope(shield=True):
             try:
                 await self._client.store_errand(name, "close", folder=str(folder))
             except BackendError as error:
                 _log.debug("the store %s was not closed: %s", name, error)
-            self._open.pop(name, None)
 
     async def remove(self, name: str) -> None:
         """See `FileStores.remove`. Once begun it comes to its end, now or at the next start."""
@@ -208,6 +246,13 @@ class LocalStores:
 
 
 _CURE = "put back what is missing, or remove the store with all that is in it"
+
+
+def _made_plain(folder: Path, found: Manifest) -> Manifest:
+    """Return what a manifest says that has no image, in which nothing was yet."""
+    for made in ("image", "image.new"):
+        (folder / made).unlink(missing_ok=True)
+    return found.model_copy(update={"image": False})
 
 
 def _folders_in(folder: Path, *, doomed: bool = False) -> list[Path]:

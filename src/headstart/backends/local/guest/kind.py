@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from headstart.backends.local.guest import images, lockdown, private, tree, userns
 from headstart.backends.local.guest.errands import Errands
-from headstart.backends.local.guest.stores import Stores, layers_in
+from headstart.backends.local.guest.stores import Stores, layers_in, why_not_plain
 from headstart.backends.spawner.guest import runs, syscalls
 from headstart.backends.spawner.guest.init import Init, reset_signals
 from headstart.backends.spawner.guest.wire import PeerGone, Wire
@@ -99,6 +99,7 @@ class LocalKind:
             "run": self._run.path,
             "cgroups": self._groups,
             "images": images.can_be_made(),
+            "why_not_plain": why_not_plain(self._run.path, privileged=self._privileged),
         }
 
     # ------------------------------------------------------------ templates

@@ -25,11 +25,45 @@ from headstart.backends.local.guest.copying import delete_tree
 from headstart.backends.local.guest.measuring import measure
 from headstart.backends.spawner.guest import syscalls
 
-__all__ = ["StoreErrand", "Stores", "layers_in"]
+__all__ = ["StoreErrand", "Stores", "layers_in", "why_not_plain"]
 
 _STORE = "/store"
 _LAYERS = _STORE + "/layers"
 _DOOMED = ".doomed-"
+_FINE = "fine"
+
+
+def why_not_plain(folder: str, *, privileged: bool) -> str | None:
+    """Try whether plain stores can be below a folder; return why not, or None if they can."""
+    trial = folder + "/trial"
+    os.mkdir(trial)
+    told, telling = os.pipe2(os.O_CLOEXEC)
+    spawner = os.getpid()
+    pid = syscalls.clone(syscalls.CLONE_NEWNS)
+    if pid == 0:
+        _try_plain(spawner, trial, telling, (0, 0) if privileged else None)
+    os.close(telling)
+    with open(told, "rb") as line:
+        why = line.read().decode()
+    os.waitpid(pid, 0)
+    delete_tree(trial)
+    return None if why == _FINE else why or "trying it ended early"
+
+
+def _try_plain(spawner: int, trial: str, telling: int, owner: tuple[int, int] | None) -> NoReturn:
+    try:
+        syscalls.be_a_helper_of(spawner, [telling])
+        try:
+            syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+            for name in ("lower", "merged"):
+                os.mkdir(f"{trial}/{name}")
+            private.overlay([trial + "/lower"], trial + "/merged", trial + "/layer", owner, on_disk=True)
+            why = _FINE
+        except OSError as error:
+            why = str(error.strerror or error)
+        os.write(telling, why.encode())
+    finally:
+        os._exit(0)
 
 
 class _Open:
