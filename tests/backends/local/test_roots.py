@@ -19,7 +19,7 @@ from headstart.errors import BackendError
 from headstart.ids import SandboxId
 from headstart.testing.roots import make_root
 
-from .driving import ROOT, as_root, backend_in, output, sandbox_in, template
+from .driving import ROOT, as_root, as_zygote, backend_in, output, sandbox_in, template
 
 pytestmark = pytest.mark.anyio
 
@@ -272,6 +272,13 @@ async def test_a_root_that_is_not_there_is_told_with_the_cure(tmp_path: Path) ->
             assert caught.value.hint == "build the template again"
         with pytest.raises(BackendError, match="/ is no root"):
             await backend.prepare(replace(template(), root=Path("/")))
+
+
+async def test_what_is_preloaded_has_the_hosts_files(hostile: Hostile, tmp_path: Path) -> None:
+    async with backend_in(tmp_path / "state") as backend:
+        for template_ in (hostile.template, replace(template(), base=hostile.outside)):
+            with pytest.raises(BackendError, match="what is preloaded has the host's files"):
+                await backend.prepare(as_zygote(template_))
 
 
 MOUNTED_IN_IT = """

@@ -136,6 +136,8 @@ class LocalBackend:
         """See `Backend.prepare`. If cancelled, nothing is left of it."""
         if template.preload is None:
             return await self._build_tree(template, self._plan(template))
+        if template.root is not None or template.base is not None:
+            raise BackendError(f"{template.name}: what is preloaded has the host's files", hint="start it cold")
         self._refuse_to_uncover(template)
         plan = self._plan(template)
         for_zygote = {**plan, "seccomp": self._filters[SeccompProfile.ZYGOTE], "zygote": True}
