@@ -17,6 +17,7 @@ from typing import Protocol
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from headstart.core.events import PrepareForm
+from headstart.errors import ConfigError
 from headstart.ids import CheckpointId, SandboxId
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "TerminalSize",
     "Usage",
 ]
+
+_MOST_CHARACTERS = 65_535
 
 
 class Network(Enum):
@@ -263,10 +266,19 @@ class ByteStreams(Process, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalSize:
-    """In characters."""
+    """In characters.
+
+    Raises:
+        ConfigError: No terminal can have it.
+    """
 
     rows: int = 24
     columns: int = 80
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rows <= _MOST_CHARACTERS and 0 <= self.columns <= _MOST_CHARACTERS):
+            hint = f"say whole numbers from 0 to {_MOST_CHARACTERS}"
+            raise ConfigError(f"{self.rows} × {self.columns} is no terminal's", where="size", hint=hint)
 
 
 class TerminalProcess(Process, Protocol):

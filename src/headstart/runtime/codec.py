@@ -71,7 +71,7 @@ class RecordCodec:
             raise ValueError(f"no record is called {fields.get('e')!r}")
         try:
             return plan.decode({name: value for name, value in fields.items() if name != "e"})
-        except (TypeError, KeyError) as exc:
+        except (TypeError, KeyError, OverflowError) as exc:
             raise ValueError(f"{fields.get('e')}: {exc}") from exc
 
 
@@ -155,7 +155,7 @@ def _converters(hint: Any) -> tuple[_Convert, _Convert]:
     while isinstance(hint, NewType):
         hint = hint.__supertype__
     if hint in PLAIN:
-        return _same, (float if hint is float else _same)
+        return _same, _READERS[hint]
     if typing.get_origin(hint) is tuple:
         return _tuple_converters(hint)
     if typing.get_origin(hint) is Mapping and typing.get_args(hint) == (str, str):
@@ -192,6 +192,27 @@ def _optional_converters(hint: Any) -> tuple[_Convert, _Convert]:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
+_READERS: dict[Any, _Convert] = {str: _text, int: _whole, float: float, bool: _truth, type(None): _same}
 
 
 def _enum_value(value: Enum) -> Any:

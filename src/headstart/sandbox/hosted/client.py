@@ -103,10 +103,16 @@ class HostedSandboxes:
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[AsyncIterator[m.Event]]:
-        """Yield what happens to sandboxes from now on."""
+        """Yield what happens to sandboxes from now on; who reads gets `BackendError` when the service has gone."""
+
+        async def events() -> AsyncGenerator[m.Event]:
+            async for event in asked.events:
+                yield event
+            await asked.answer(m.Done)
+
         async with self._connection.asking(m.Watch()) as asked:
             await asked.begun()
-            yield asked.events
+            yield events()
 
 
 class HostedSandbox:

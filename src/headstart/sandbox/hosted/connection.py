@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import AsyncGenerator, Sequence
@@ -19,6 +20,8 @@ from headstart.sandbox.hosted.messages import Begun, Cancel, Event, Failed
 
 __all__ = ["Asked", "Connection", "NoService"]
 
+_CONNECTING_S = 10.0
+_RETRY_S = 0.01
 _CANCELLING_S = 10.0
 _MOST_UNREAD_EVENTS = 10_000
 _GONE = "the service is gone, and what was asked of it may have been done or not"
@@ -135,7 +138,7 @@ class Connection:
         Raises:
             NoService: None hosts sandboxes there.
         """
-        connection = cls(Line(_reached(state_dir)))
+        connection = cls(Line(await _reached(state_dir)))
         async with open_tasks() as tasks:
             tasks.start_soon(connection._receive)
             try:
@@ -208,13 +211,32 @@ class Connection:
             raise BackendError(_GONE, hint="headstart serve starts one") from error
 
 
-def _reached(state_dir: Path) -> socket.socket:
+async def _reached(state_dir: Path) -> socket.socket:
     hint = "start one: headstart serve"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
-        with near(state_dir) as close_by:
-            sock.connect(close_by)
+        with anyio.fail_after(_CONNECTING_S), near(state_dir) as close_by:
+            while not _connects(sock, close_by):
+                await anyio.sleep(_RETRY_S)
+    except TimeoutError as error:
+        sock.close()
+        hint = "look at its log; headstart status asks it, too"
+        raise NoService(f"the service of {state_dir} lets nobody in", hint=hint) from error
     except OSError as error:
         sock.close()
-        raise NoService(f"no headstart service hosts sandboxes in {state_dir}: {error.strerror}", hint=hint) from error
+        is_there = error.errno not in {errno.ENOENT, errno.ECONNREFUSED}
+        why = f": {error.strerror}" if is_there else ""
+        raise NoService(f"no headstart service hosts sandboxes in {state_dir}{why}", hint=hint) from error
+    except BaseException:
+        sock.close()
+        raise
     return sock
+
+
+def _connects(sock: socket.socket, path: str) -> bool:
+    """Whether it could be connected; not while more wait to be let in than may."""
+    try:
+        sock.connect(path)
+    except BlockingIOError:
+        return False
+    return True

@@ -81,9 +81,16 @@ async def _let_in(listener: socket.socket, host: SandboxHost, tasks: TaskGroup) 
             await anyio.sleep(_RETRY_S)
             continue
         if _user_of(sock) in {os.geteuid(), 0}:
-            tasks.start_soon(Visit(host, Line(sock)).serve)
+            tasks.start_soon(_be_visited, Visit(host, Line(sock)))
         else:
             sock.close()  # the socket's mode lets nobody else in, but what is checked twice is checked
+
+
+async def _be_visited(visit: Visit) -> None:
+    try:
+        await visit.serve()
+    except Exception:
+        _log.exception("the service failed at a client of sandboxes, and let it go")
 
 
 def _user_of(sock: socket.socket) -> int:

@@ -31,10 +31,13 @@ __all__ = ["SandboxHost"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _SHORTEST_BEGINNING = 3
+_LONGEST_NAME = 63
+_LONGEST_IDLE_S = 1e9
 _MOST_ENDED = 1_000
 _MOST_UNREAD_EVENTS = 1_000
 _BROUGHT_BACK_AT_ONCE = 8
 _MOST_LOSSES, _LOSSES_WITHIN_S = 3, 60.0
+_WHO_LIVES = "headstart sandbox list shows who lives"
 _LOST = "it ended by itself: its first process is gone"
 
 _log = logging.getLogger(__name__)
@@ -246,7 +249,7 @@ class SandboxHost:
             SandboxUnknown: There is none.
         """
         if sandbox in self._broken:
-            await self._keeping.forget(SandboxId(sandbox))
+            await self._keeping.remove(SandboxId(sandbox))
             self._broken.discard(sandbox)
             self._note_ended(sandbox, "it was killed")
             return
@@ -350,35 +353,49 @@ class SandboxHost:
 
     async def _own(self, record: HostedRecord, *, task_status: TaskStatus[_Hosted]) -> None:
         """Own a sandbox from its beginning to its end."""
-        async with self._keeping.begin(record) as kept:
+        kept = await self._keeping.begin(record)
+        try:
             self._check(record.name, record.ends_after_idle_s)  # others may have come first
-            hosted = self._host(kept.box, record)
-            self.tell(HostedEvent.CREATED, kept.box.id)
-            task_status.started(hosted)
-            await self._live(hosted, kept)
-        await self._leave(hosted)
+        except ConfigError:
+            await kept.leave(ends=True)
+            raise
+        hosted = self._host(kept.box, record)
+        self.tell(HostedEvent.CREATED, kept.box.id)
+        task_status.started(hosted)
+        await self._live(hosted, kept)
 
     async def _own_again(self, record: HostedRecord, *, task_status: TaskStatus[None]) -> None:
         """Own a sandbox that there was before."""
-        async with self._keeping.go_on(record) as kept:
-            hosted = self._host(kept.box, kept.record)
-            self._ended.pop(record.id, None)
-            task_status.started()
-            await self._live(hosted, kept)
-        await self._leave(hosted)
+        kept = await self._keeping.go_on(record)
+        hosted = self._host(kept.box, kept.record)
+        self._ended.pop(record.id, None)
+        task_status.started()
+        await self._live(hosted, kept)
 
     async def _live(self, hosted: _Hosted, kept: KeptSandbox) -> None:
-        """Return when it is to end, and its branches have."""
-        await self._until_over(hosted)
-        for branch in [each for each in self._hosted.values() if each.branch_of == hosted.record.id]:
-            branch.end(f"the sandbox that it was forked from has ended ({hosted.why})")
-            await branch.gone.wait()
-        kept.ends = not hosted.goes_on
-        kept.record = hosted.record
+        """Return when it has ended, or stands still on disk, and its branches have ended."""
+        try:
+            await self._until_over(hosted)
+        finally:
+            hosted.end("the service has ended", goes_on=self._keeping.is_durable)
+            with anyio.CancelScope(shield=True):
+                for branch in [each for each in self._hosted.values() if each.branch_of == hosted.record.id]:
+                    branch.end(f"the sandbox that it was forked from has ended ({hosted.why})")
+                    await branch.gone.wait()
+                await self._leave(hosted, kept)
+        self._go_on_if_lost(hosted)
 
-    async def _leave(self, hosted: _Hosted) -> None:
-        """Have it known that a sandbox is here no more; start one again that has lost its processes."""
-        self._note_gone(hosted)
+    async def _leave(self, hosted: _Hosted, kept: KeptSandbox) -> None:
+        kept.record = hosted.record
+        try:
+            await kept.leave(ends=not hosted.goes_on)
+        except HeadstartError:
+            _log.exception("sandbox %s did not end as it should", hosted.record.id)
+        finally:
+            self._note_gone(hosted)
+
+    def _go_on_if_lost(self, hosted: _Hosted) -> None:
+        """Start a sandbox again that has lost its processes; but not one that does so again and again."""
         if hosted.why != _LOST or not hosted.goes_on:
             return
         if not self._may_go_on_again(hosted.record.id):
@@ -404,8 +421,19 @@ class SandboxHost:
         async with branch:
             hosted = self._host(branch, origin.record, branch_of=origin.box.id)
             task_status.started(hosted)
-            await self._until_over(hosted)
-        self._note_gone(hosted)
+            try:
+                await self._until_over(hosted)
+            finally:
+                hosted.end("the service has ended")
+                with anyio.CancelScope(shield=True):
+                    await self._see_branch_end(branch)
+                    self._note_gone(hosted)
+
+    async def _see_branch_end(self, branch: Branch) -> None:
+        try:
+            await branch.discard()
+        except HeadstartError:
+            _log.exception("branch %s did not end as it should", branch.id)
 
     def _host(self, box: Sandbox, record: HostedRecord, *, branch_of: str | None = None) -> _Hosted:
         hosted = self._hosted[box.id] = _Hosted(
@@ -452,10 +480,9 @@ class SandboxHost:
     # ------------------------------------------------------------ names
 
     def _check(self, name: str | None, ends_after_idle_s: float | None) -> None:
-        if ends_after_idle_s is not None and ends_after_idle_s <= 0:
-            raise ConfigError(
-                f"{ends_after_idle_s:g} is no time", where="ends_after_idle_s", hint="say seconds above 0"
-            )
+        if ends_after_idle_s is not None and not 0 < ends_after_idle_s < _LONGEST_IDLE_S:
+            hint = "say seconds above 0, or nothing for a sandbox that lives until it is killed"
+            raise ConfigError(f"{ends_after_idle_s:g} is no time", where="ends_after_idle_s", hint=hint)
         if name is None:
             return
         if not _NAME.fullmatch(name) or name.startswith("box_"):
@@ -480,13 +507,13 @@ class SandboxHost:
         if found:
             names = ", ".join(sorted(hosted.box.id for hosted in found))
             raise SandboxUnknown(f"{sandbox!r} could be {names}", hint="write more of its id")
+        if len(sandbox) > _LONGEST_NAME:
+            raise SandboxUnknown(f"there is no sandbox {sandbox[:_LONGEST_NAME]!r}…", hint=_WHO_LIVES)
         if sandbox in self._ended:
-            raise SandboxUnknown(
-                f"{sandbox} has ended: {self._ended[sandbox]}", hint="headstart sandbox list shows who lives"
-            )
+            raise SandboxUnknown(f"{sandbox} has ended: {self._ended[sandbox]}", hint=_WHO_LIVES)
         names = [*(hosted.record.name or "" for hosted in named), *self._hosted]
         near = difflib.get_close_matches(sandbox, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "headstart sandbox list shows who lives"
+        hint = f"did you mean {near[0]}?" if near else _WHO_LIVES
         raise SandboxUnknown(f"there is no sandbox {sandbox!r}", hint=hint)
 
 

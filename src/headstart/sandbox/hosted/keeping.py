@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -48,17 +47,47 @@ _SLEEP_S = 3.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
 class KeptSandbox:
-    """A hosted sandbox and what is remembered of it.
+    """A hosted sandbox that runs.
 
-    Attributes:
-        ends: Whether it is to end; else it goes on in the next service.
+    Args:
+        record: What is remembered of it.
+        store: Where its files are; None: in memory, so they go with it.
     """
 
-    box: Sandbox
-    record: HostedRecord
-    ends: bool = False
+    def __init__(self, keeping: SandboxKeeping, box: Sandbox, record: HostedRecord, store: FileStore | None) -> None:
+        self.box = box
+        self.record = record
+        self._keeping = keeping
+        self._store = store
+
+    async def leave(self, *, ends: bool) -> None:
+        """End what runs in it, and it; or (not `ends`) have it ready for the next service. Completes under cancellation.
+
+        Raises:
+            BackendError: It did not end as it should.
+        """
+        with anyio.CancelScope(shield=True):
+            if ends or self._store is None:
+                await self.box.kill()
+                if self._store is not None:
+                    await self._keeping.remove(SandboxId(self.record.id), self._store)
+                return
+            await self._put_to_sleep()
+            await self.box.suspend()
+            await self._store.aclose()
+
+    async def _put_to_sleep(self) -> None:
+        """Remember what can go on: a bash session can."""
+        with anyio.move_on_after(_SLEEP_S):
+            try:
+                await self.box.shell.put_to_sleep()
+            except HeadstartError as error:
+                _log.debug("the bash session of %s is lost: %s", self.record.id, error)
+        try:
+            self._keeping.remember(replace(self.record, shell=self.box.shell.asleep))
+        except BackendError as error:
+            _log.warning("%s", error)
 
 
 class SandboxKeeping:
@@ -97,7 +126,7 @@ class SandboxKeeping:
         records: list[HostedRecord] = []
         for folder in folders:
             if not (folder / _JOURNAL).exists():  # it was never told to anybody, or had ended
-                await self._remove(SandboxId(folder.name))
+                await self.remove(SandboxId(folder.name))
                 continue
             try:
                 records.append(read_record(folder / _RECORD))
@@ -110,9 +139,8 @@ class SandboxKeeping:
             if name.startswith(_PREFIX) and name not in known:
                 await self._backend.stores.remove(name)
 
-    @asynccontextmanager
-    async def begin(self, record: HostedRecord) -> AsyncGenerator[KeptSandbox]:
-        """Start a new sandbox; when the block is left, it ends or stays on disk.
+    async def begin(self, record: HostedRecord) -> KeptSandbox:
+        """Start a new sandbox.
 
         Raises:
             ConfigError: An option cannot be used.
@@ -122,51 +150,42 @@ class SandboxKeeping:
         name = SandboxId(record.id)
         if not self.is_durable:
             running = await self._backend.start(ready.prepared, identity_of(name))
-            kept = KeptSandbox(box=self._sandboxes.have(running, ready, name=LineageId(name)), record=record, ends=True)
-            try:
-                yield kept
-            finally:
-                await kept.box.kill()
-            return
-        async with self._stored(record, ready) as store:
+            return KeptSandbox(self, self._sandboxes.have(running, ready, name=LineageId(name)), record, None)
+        try:
+            store = await self._make_place(record, ready)
             running = await store.start(ready.prepared, identity_of(name))
-            opened = LineageOpened(
-                at_s=self._clock.monotonic_s(),
-                lineage=LineageId(name),
-                sandbox=name,
-                version=StateVersion(self._ids.new("state")),
-            )
-            journal = LineageJournal.begin(self._folder / name / _JOURNAL, [opened])
-            remembered = Remembered(lineage=Lineage(opened), journal=journal, flush=store.flush)
-            box = self._sandboxes.have(running, ready, name=LineageId(name), remembered=remembered)
-            async with self._kept(box, record, store) as kept:
-                yield kept
+            remembered = self._begun(name, store)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.remove(name)
+            raise
+        box = self._sandboxes.have(running, ready, name=LineageId(name), remembered=remembered)
+        return KeptSandbox(self, box, record, store)
 
-    @asynccontextmanager
-    async def _stored(self, record: HostedRecord, ready: Ready) -> AsyncGenerator[FileStore]:
-        """Make a place for a new sandbox; it goes again if that does not get as far as being told."""
-        name = SandboxId(record.id)
-        folder = self._folder / name
+    async def _make_place(self, record: HostedRecord, ready: Ready) -> FileStore:
+        folder = self._folder / record.id
         try:
             folder.mkdir(mode=0o700)
         except OSError as error:
             raise unusable(folder, error) from error
-        store: FileStore | None = None
-        try:
-            write_record(folder / _RECORD, record)
-            store = await self._backend.stores.open(name, limits=ready.prepared.template.limits)
-            yield store
-        except BaseException:
-            if not (folder / _JOURNAL).exists():
-                with anyio.CancelScope(shield=True):
-                    await self._remove(name, store)
-            raise
+        write_record(folder / _RECORD, record)
+        return await self._backend.stores.open(record.id, limits=ready.prepared.template.limits)
 
-    @asynccontextmanager
-    async def go_on(self, record: HostedRecord) -> AsyncGenerator[KeptSandbox]:
+    def _begun(self, name: SandboxId, store: FileStore) -> Remembered:
+        opened = LineageOpened(
+            at_s=self._clock.monotonic_s(),
+            lineage=LineageId(name),
+            sandbox=name,
+            version=StateVersion(self._ids.new("state")),
+        )
+        journal = LineageJournal.begin(self._folder / name / _JOURNAL, [opened])
+        return Remembered(lineage=Lineage(opened), journal=journal, flush=store.flush)
+
+    async def go_on(self, record: HostedRecord) -> KeptSandbox:
         """Start a sandbox again that an earlier service had, in the state that its journal says is canonical.
 
         Raises:
+            SandboxUnknown: It had been ended; nothing of it is left.
             ConfigError: What it was made with cannot be used any more.
             BackendError: It could not be started, or what is remembered is damaged; all stays as it is.
         """
@@ -174,7 +193,7 @@ class SandboxKeeping:
         told, kept_as = await anyio.to_thread.run_sync(read_journal, path)
         view = self._recovered(record, told)
         if view.sandbox is None:
-            await self._remove(name)
+            await self.remove(name)
             raise SandboxUnknown(f"{name} had been ended")
         ready = await self._sandboxes.prepare(record.options)
         store = await self._backend.stores.open(name, limits=ready.prepared.template.limits)
@@ -185,16 +204,19 @@ class SandboxKeeping:
             await store.aclose()
             raise
         box = self._sandboxes.have(running, ready, name=LineageId(name), remembered=remembered)
+        return KeptSandbox(self, box, self._with_sessions(box, record), store)
+
+    def _with_sessions(self, box: Sandbox, record: HostedRecord) -> HostedRecord:
+        """Have a sandbox go on with the bash session that was put to sleep, and tell what else was lost."""
         if record.shell is not None:
             box.shell.go_on_as(record.shell)
         elif record.had_shell:
             box.shell.note_lost()
         if record.had_kernel:
             box.kernel.note_lost()
-        record = replace(record, shell=None, had_shell=record.shell is not None, had_kernel=False)
-        async with self._kept(box, record, store) as kept:
-            self.remember(kept.record)
-            yield kept
+        going_on = replace(record, had_shell=record.shell is not None, had_kernel=False, shell=None)
+        self.remember(replace(going_on, shell=record.shell))  # until it runs, it may be needed again
+        return going_on
 
     def _recovered(self, record: HostedRecord, told: list[TransactionEvent]) -> LineageView:
         restarted = RuntimeRestarted(
@@ -228,35 +250,6 @@ class SandboxKeeping:
         journal = LineageJournal.begin(path, story, [kept_as[name] for name in kept])
         return Remembered(lineage=_told(story), journal=journal, flush=store.flush, kept=kept), canonical
 
-    @asynccontextmanager
-    async def _kept(self, box: Sandbox, record: HostedRecord, store: FileStore) -> AsyncGenerator[KeptSandbox]:
-        """Have a sandbox until the block is left; then it ends, or is kept for the next service."""
-        kept = KeptSandbox(box=box, record=record)
-        try:
-            yield kept
-        finally:
-            with anyio.CancelScope(shield=True):
-                if kept.ends:
-                    await box.kill()
-                    await self._remove(SandboxId(record.id), store)
-                else:
-                    await self._put_away(kept)
-                    await store.aclose()
-
-    async def _put_away(self, kept: KeptSandbox) -> None:
-        """Have what runs end, and remember what can go on."""
-        with anyio.move_on_after(_SLEEP_S):
-            try:
-                await kept.box.shell.put_to_sleep()
-            except HeadstartError as error:
-                _log.debug("the bash session of %s is lost: %s", kept.record.id, error)
-        kept.record = replace(kept.record, shell=kept.box.shell.asleep)
-        try:
-            self.remember(kept.record)
-        except BackendError as error:
-            _log.warning("%s", error)
-        await kept.box.suspend()
-
     def remember(self, record: HostedRecord) -> None:
         """Write what is remembered of a sandbox, if that is on disk at all.
 
@@ -266,12 +259,12 @@ class SandboxKeeping:
         if self.is_durable:
             write_record(self._folder / record.id / _RECORD, record)
 
-    async def forget(self, name: SandboxId) -> None:
-        """Let go of what is left of a sandbox that could not be brought back."""
-        await self._remove(name)
+    async def remove(self, name: SandboxId, store: FileStore | None = None) -> None:
+        """Delete a sandbox's files, then its journal, so that it is known to have ended, then the rest.
 
-    async def _remove(self, name: SandboxId, store: FileStore | None = None) -> None:
-        """Delete a sandbox's files, then its journal, so that it is known to have ended, then the rest."""
+        Raises:
+            BackendError: It cannot be deleted.
+        """
         folder = self._folder / name
         if store is not None:
             await store.remove()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +78,7 @@ class Line:
                 finally:
                     os.close(apart)
             return Received(number=int(message["number"]), record=codec.decode(fields), descriptors=descriptors)
-        except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, OSError) as error:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise Nonsense(f"what came is no message: {error}") from error
@@ -109,9 +111,12 @@ def content_in(descriptor: int, *, most_bytes: int) -> bytes:
     Raises:
         OSError: It is no file with content, or has more than `most_bytes`.
     """
-    size = os.fstat(descriptor).st_size
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "what came is no file with content")
+    size = facts.st_size
     if size > most_bytes:
-        raise OSError(f"{size} bytes are more than {most_bytes}")
+        raise OSError(errno.EFBIG, f"{size} bytes are more than the {most_bytes} that are taken at once")
     content = bytearray()
     while len(content) < size:
         chunk = os.pread(descriptor, size - len(content), len(content))

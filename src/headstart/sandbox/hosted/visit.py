@@ -12,10 +12,11 @@ from typing import Any, Literal
 import anyio
 import anyio.to_thread
 from anyio import BrokenResourceError, ClosedResourceError
+from anyio.abc import TaskGroup
 
 from headstart.backends.contract import Process, TerminalSize
 from headstart.backends.spawner.streams import PipeSendStream
-from headstart.errors import HeadstartError
+from headstart.errors import BackendError, HeadstartError
 from headstart.sandbox.hosted import messages as m
 from headstart.sandbox.hosted.faults import failure_of
 from headstart.sandbox.hosted.host import SandboxHost
@@ -26,6 +27,8 @@ __all__ = ["Visit"]
 
 _LARGEST_FILE_BYTES = 1 << 30
 _STDIO = 3
+_OUTPUTS = 2
+_FEWER_FILES = "if the service has as many files open as it may (ulimit -n), do less at once"
 _CANCELLED = m.Failed(kind="HeadstartError", message="it was cancelled")
 
 _log = logging.getLogger(__name__)
@@ -50,18 +53,23 @@ class Visit:
 
     async def serve(self) -> None:
         """Go on until the client has gone; what it has begun ends with it."""
-        async with anyio.create_task_group() as tasks:
-            with suppress(PeerGone):
-                while True:
-                    received = await self._line.receive()
-                    match received.record:
-                        case m.Cancel(number=number):
-                            if number in self._asked:
-                                self._asked[number].cancel()
-                        case _:
-                            tasks.start_soon(self._see_to, received)
-            tasks.cancel_scope.cancel()
-        self._line.close()
+        try:
+            async with anyio.create_task_group() as tasks:
+                with suppress(PeerGone):
+                    while True:
+                        self._take(await self._line.receive(), tasks)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._line.close()
+
+    def _take(self, received: Received, tasks: TaskGroup) -> None:
+        match received.record:
+            case m.Cancel(number=number):
+                _close_all(received.descriptors)
+                if number in self._asked:
+                    self._asked[number].cancel()
+            case _:
+                tasks.start_soon(self._see_to, received)
 
     async def _see_to(self, received: Received) -> None:
         """Do what was asked, and tell what came of it."""
@@ -74,8 +82,12 @@ class Visit:
             self._asked.pop(received.number, None)
             _close_all(received.descriptors)
         try:
-            with suppress(PeerGone):
-                await self._line.send(received.number, answer.record, answer.descriptors)
+            await self._line.send(received.number, answer.record, answer.descriptors)
+        except PeerGone:
+            self._line.close()  # who does not take an answer would wait for it for ever
+        except (BackendError, OSError) as error:
+            _log.warning("a client is let go, as it cannot be answered: %s", error)
+            self._line.close()
         finally:
             _close_all(answer.descriptors)
 
@@ -84,6 +96,8 @@ class Visit:
             return await self._do(received)
         except (HeadstartError, OSError) as error:
             return _Answer(failure_of(error))
+        except PeerGone:
+            return _Answer()  # nobody will hear it
         except Exception as error:  # noqa: BLE001 told to who asked, and to the log
             _log.exception("the service failed at what a client of sandboxes asked for")
             return _Answer(m.Failed(kind="HeadstartError", message=f"the service failed at this: {error!r}"))
@@ -154,8 +168,9 @@ class Visit:
     async def _do_with_process(self, received: Received) -> _Answer:
         match received.record:
             case m.Start(sandbox=sandbox, argv=argv, env=env, cwd=cwd, alone=alone):
-                if len(received.descriptors) < _STDIO:
-                    raise HeadstartError("a command needs three descriptors")
+                if len(received.descriptors) != _STDIO:
+                    came = len(received.descriptors)
+                    raise HeadstartError(f"a command needs three descriptors, and {came} came", hint=_FEWER_FILES)
                 with self._host.using(sandbox) as box:
                     started = box.start_on(argv, received.descriptors, alone=alone, cwd=cwd, env=env)
                     return await self._follow(received, started, lambda _: ())
@@ -246,6 +261,8 @@ def _telling(descriptors: list[int]) -> Generator[OnOutput | None]:
     if not descriptors:
         yield None
         return
+    if len(descriptors) != _OUTPUTS:
+        raise HeadstartError(f"code needs two descriptors or none, and {len(descriptors)} came", hint=_FEWER_FILES)
     stdout, stderr = (PipeSendStream(descriptor) for descriptor in descriptors)
     descriptors.clear()
 
