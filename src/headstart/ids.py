@@ -24,6 +24,7 @@ __all__ = [
     "SandboxId",
     "SequentialIds",
     "SessionId",
+    "StateVersion",
     "is_session_name",
     "session_named",
 ]
@@ -45,6 +46,9 @@ SandboxId = NewType("SandboxId", str)
 
 CheckpointId = NewType("CheckpointId", str)
 """A state of a sandbox that is kept."""
+
+StateVersion = NewType("StateVersion", str)
+"""Identifies a sandbox's state; two states that may differ never share one."""
 
 ResourceId = NewType("ResourceId", str)
 """What a bet can be about. For an MCP server: its name in the config."""

@@ -278,7 +278,7 @@ class TerminalSize:
     def __post_init__(self) -> None:
         if not (0 <= self.rows <= _MOST_CHARACTERS and 0 <= self.columns <= _MOST_CHARACTERS):
             hint = f"say whole numbers from 0 to {_MOST_CHARACTERS}"
-            raise ConfigError(f"{self.rows} × {self.columns} is no terminal's", where="size", hint=hint)
+            raise ConfigError(f"{self.rows} by {self.columns} is no terminal's", where="size", hint=hint)
 
 
 class TerminalProcess(Process, Protocol):

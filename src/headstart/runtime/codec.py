@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Any, NewType, cast
 
 __all__ = ["RecordCodec"]
@@ -43,12 +44,19 @@ class RecordCodec:
         secret: Mapping[type, tuple[str, ...]] | None = None,
         hide: _Convert | None = None,
     ) -> None:
-        known = tuple(classes)
-        hidden = secret or {}
-        self._plans = {cls.__name__: _Plan(cls) for cls in known}
-        self._lines = {cls.__name__: _LinePlan(cls) for cls in known}
-        self._hidden_lines = {
-            cls.__name__: _LinePlan(cls, secret=hidden.get(cls, ()), hide=hide or _same) for cls in known
+        self._classes = tuple(classes)
+        self._secret = secret or {}
+        self._hide = hide or _same
+        self._plans = {cls.__name__: _Plan(cls) for cls in self._classes}
+
+    @cached_property
+    def _lines(self) -> dict[str, _LinePlan]:
+        return {cls.__name__: _LinePlan(cls) for cls in self._classes}
+
+    @cached_property
+    def _hidden_lines(self) -> dict[str, _LinePlan]:
+        return {
+            cls.__name__: _LinePlan(cls, secret=self._secret.get(cls, ()), hide=self._hide) for cls in self._classes
         }
 
     def line(self, record: object, *, hiding: bool = False) -> str:
@@ -71,7 +79,7 @@ class RecordCodec:
             raise ValueError(f"no record is called {fields.get('e')!r}")
         try:
             return plan.decode({name: value for name, value in fields.items() if name != "e"})
-        except (TypeError, KeyError, OverflowError) as exc:
+        except (AttributeError, TypeError, KeyError, OverflowError) as exc:
             raise ValueError(f"{fields.get('e')}: {exc}") from exc
 
 

@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final, TypedDict, TypeVar
 
 import anyio
@@ -70,25 +69,10 @@ from headstart.core.transaction import (
 )
 from headstart.errors import BackendError, Conflict, TransactionRefused
 from headstart.ids import CheckpointId, IdSource, SandboxId
+from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.lineage_journal import KeptAs, KeptState, Remembered
 
 __all__ = ["SandboxCheckpoint", "SandboxLineage"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxCheckpoint:
-    """A state of a sandbox that is kept.
-
-    Attributes:
-        version: The state's; two states that may differ never share one.
-        capture: How it came about.
-        left_out: What ran and is no part of it, for people: `python3 (41)`.
-    """
-
-    id: CheckpointId
-    version: StateVersion
-    capture: Capture
-    left_out: tuple[str, ...] = ()
 
 
 _Answer = (

@@ -11,7 +11,7 @@ from typing import TypeVar
 from headstart.backends.contract import Command, Limits, Mount, MountMode, Network, Template
 from headstart.errors import ConfigError
 
-__all__ = ["HOST", "SandboxOptions", "check_words", "variables"]
+__all__ = ["HOST", "SandboxOptions", "check_text", "check_words", "variables"]
 
 HOST = "host"
 """The template that is always there: the host's system folders, and nothing else."""
@@ -143,6 +143,16 @@ def check_words(argv: Sequence[str], cwd: str | None) -> None:
     for word in (*argv, cwd or ""):
         if not isinstance(word, str) or "\0" in word:  # pyright: ignore[reportUnnecessaryIsInstance] users write it
             raise ConfigError(f"{word!r} is no text", where="command", hint="give text, without NUL characters")
+
+
+def check_text(code: str, *, where: str, hint: str) -> None:
+    """Refuse code that is none.
+
+    Raises:
+        ConfigError: It is no text.
+    """
+    if not isinstance(code, str):  # pyright: ignore[reportUnnecessaryIsInstance] users write it
+        raise ConfigError(f"{type(code).__name__} is no text", where=where, hint=hint)
 
 
 def variables(given: Mapping[str, str]) -> dict[str, str]:

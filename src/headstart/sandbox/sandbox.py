@@ -22,7 +22,8 @@ from headstart.backends.contract import (
 from headstart.core.actions import Effect
 from headstart.errors import BackendError, SandboxPaused, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
-from headstart.runtime.lineage import SandboxCheckpoint, SandboxLineage
+from headstart.runtime.kept import SandboxCheckpoint
+from headstart.runtime.lineage import SandboxLineage
 from headstart.sandbox.commands import complete_command, run_to_end
 from headstart.sandbox.files import SandboxFiles
 from headstart.sandbox.kernels import CellResult, Kernel, Shell, ShellResult

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from headstart.core.actions import ActionKey, Effect
-from headstart.ids import CheckpointId, SandboxId
+from headstart.ids import CheckpointId, SandboxId, StateVersion
 
 __all__ = [
     "BranchExited",
@@ -51,9 +51,6 @@ LineageId = NewType("LineageId", str)
 
 RequestId = NewType("RequestId", str)
 """One request to a lineage; what it caused and how it was answered carry it too."""
-
-StateVersion = NewType("StateVersion", str)
-"""Identifies a sandbox's state; two states that may differ never share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

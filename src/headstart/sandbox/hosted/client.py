@@ -17,26 +17,23 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from headstart.backends.contract import ByteStreams, ExitStatus, FileInfo, TerminalProcess, TerminalSize, Usage
 from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
 from headstart.errors import TransactionRefused
 from headstart.ids import CheckpointId
-from headstart.runtime.lineage import SandboxCheckpoint
+from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.state_files import state_dir as usual_state_dir
 from headstart.sandbox.commands import complete_command, run_to_end
 from headstart.sandbox.hosted import messages as m
 from headstart.sandbox.hosted.connection import Asked, Connection
-from headstart.sandbox.hosted.line import content_in, in_memory
-from headstart.sandbox.kernels import CellResult, ShellResult
-from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.hosted.line import LARGEST_FILE_BYTES, content_in, in_memory
+from headstart.sandbox.kernels.result import CellResult, ShellResult
+from headstart.sandbox.options import SandboxOptions, check_text
 from headstart.sandbox.output import OnOutput
 from headstart.sandbox.result import CommandResult
 
 __all__ = ["HostedFiles", "HostedSandbox", "HostedSandboxes", "connect"]
-
-_LARGEST_FILE_BYTES = 1 << 30
 
 _R = TypeVar("_R", CellResult, ShellResult)
 
@@ -209,6 +206,7 @@ class HostedSandbox:
         self, code: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None
     ) -> CellResult:
         """See `Sandbox.run_code`. The kernel stays when this process has ended."""
+        check_text(code, where="code", hint="give Python code as text")
         record = m.RunCode(sandbox=self.id, code=code, timeout_s=timeout_s)
         return await self._evaluate(record, CellResult, on_output)
 
@@ -216,6 +214,7 @@ class HostedSandbox:
         self, command: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None
     ) -> ShellResult:
         """See `Sandbox.run_in_shell`. The session stays when this process has ended."""
+        check_text(command, where="command", hint="give code for bash as text")
         record = m.RunInShell(sandbox=self.id, code=command, timeout_s=timeout_s)
         return await self._evaluate(record, ShellResult, on_output)
 
@@ -294,21 +293,21 @@ class HostedFiles:
         self._connection = connection
         self._sandbox = sandbox
 
-    async def read(self, path: str, *, limit_bytes: int = _LARGEST_FILE_BYTES) -> bytes:
+    async def read(self, path: str, *, limit_bytes: int = LARGEST_FILE_BYTES) -> bytes:
         """See `Files.read`."""
         record = m.ReadFile(sandbox=self._sandbox, path=path, limit_bytes=limit_bytes)
         async with self._connection.asking(record) as asked:
             await asked.answer(m.Content)
             descriptor = asked.take_descriptor()
         try:
-            return await anyio.to_thread.run_sync(_whole, descriptor)
+            return await content_in(descriptor)
         finally:
             os.close(descriptor)
 
     async def write(self, path: str, content: bytes | str, *, mode: int | None = None) -> None:
         """See `Files.write`; text is written as UTF-8."""
         data = content.encode() if isinstance(content, str) else content
-        descriptor = await anyio.to_thread.run_sync(in_memory, data)
+        descriptor = await in_memory(data)
         try:
             record = m.WriteFile(sandbox=self._sandbox, path=path, mode=mode)
             await self._connection.ask(record, m.Done, (descriptor,))
@@ -407,10 +406,6 @@ async def _tell_all(tell: OnOutput, pipes: StdioPipes) -> None:
         reading.start_soon(read, "stderr", pipes.stderr)
     for failure in failures:
         raise failure
-
-
-def _whole(descriptor: int) -> bytes:
-    return content_in(descriptor, most_bytes=_LARGEST_FILE_BYTES)
 
 
 def _id_of(checkpoint: SandboxCheckpoint | str) -> CheckpointId:

@@ -216,7 +216,7 @@ async def _reached(state_dir: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
         with anyio.fail_after(_CONNECTING_S), near(state_dir) as close_by:
-            while not _connects(sock, close_by):
+            while not _connects(sock, close_by):  # noqa: ASYNC110 the kernel tells nobody when there is room
                 await anyio.sleep(_RETRY_S)
     except TimeoutError as error:
         sock.close()

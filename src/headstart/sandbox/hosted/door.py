@@ -89,7 +89,7 @@ async def _let_in(listener: socket.socket, host: SandboxHost, tasks: TaskGroup) 
 async def _be_visited(visit: Visit) -> None:
     try:
         await visit.serve()
-    except Exception:
+    except Exception:  # noqa: BLE001 one client's connection must not end everybody's
         _log.exception("the service failed at a client of sandboxes, and let it go")
 
 

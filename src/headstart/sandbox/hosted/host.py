@@ -17,7 +17,7 @@ from headstart.backends.contract import Backend, Usage
 from headstart.clock import Clock
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
 from headstart.ids import IdSource, SandboxId
-from headstart.runtime.lineage import SandboxCheckpoint
+from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.hosted.keeping import KeptSandbox, SandboxKeeping
 from headstart.sandbox.hosted.messages import Event, HostedEvent, HostedInfo, SandboxState

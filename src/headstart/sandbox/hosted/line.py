@@ -11,18 +11,36 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import anyio
+
+from headstart.backends.spawner.guest import syscalls
 from headstart.backends.spawner.link import Link, Nonsense, PeerGone
 from headstart.sandbox.hosted.messages import codec
 
-__all__ = ["SOCKET_NAME", "Line", "Nonsense", "PeerGone", "Received", "content_in", "in_memory", "near"]
+__all__ = [
+    "LARGEST_FILE_BYTES",
+    "SOCKET_NAME",
+    "Line",
+    "Nonsense",
+    "PeerGone",
+    "Received",
+    "Unreadable",
+    "content_in",
+    "in_memory",
+    "near",
+]
 
 SOCKET_NAME = "sandboxes.sock"
 """In the state directory."""
 
+LARGEST_FILE_BYTES = 1 << 30
+"""What of a file is sent at once."""
+
 _INLINE_BYTES = 96 * 1024
 _LARGEST_BYTES = 256 << 20
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +50,13 @@ class Received:
     number: int
     record: object
     descriptors: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record came that is none of ours: the other side may be of another version."""
+
+    why: str
 
 
 class Line:
@@ -56,7 +81,7 @@ class Line:
         if len(text) <= _INLINE_BYTES:
             await self._link.send({**message, "record": fields}, descriptors)
             return
-        apart = in_memory(text)
+        apart = await in_memory(text)
         try:
             await self._link.send(message, [apart, *descriptors])
         finally:
@@ -70,26 +95,42 @@ class Line:
         """
         message, descriptors = await self._link.receive_with()
         try:
-            fields = message.get("record")
-            if fields is None:
-                apart = descriptors.pop(0)
-                try:
-                    fields = json.loads(content_in(apart, most_bytes=_LARGEST_BYTES))
-                finally:
-                    os.close(apart)
-            return Received(number=int(message["number"]), record=codec.decode(fields), descriptors=descriptors)
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, OSError) as error:
+            fields = message.get("record") or await _taken_apart(descriptors)
+            return Received(number=int(message["number"]), record=_read(fields), descriptors=descriptors)
+        except BaseException as error:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise Nonsense(f"what came is no message: {error}") from error
+            if isinstance(error, (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, OSError)):
+                raise Nonsense(f"what came is no message: {error}") from error
+            raise
 
     def close(self) -> None:
         """Close; whoever receives gets `PeerGone`. Idempotent."""
         self._link.close()
 
 
-def in_memory(content: bytes) -> int:
+async def _taken_apart(descriptors: list[int]) -> Any:
+    apart = descriptors.pop(0)
+    try:
+        return json.loads(await content_in(apart, most_bytes=_LARGEST_BYTES))
+    finally:
+        os.close(apart)
+
+
+def _read(fields: Any) -> object:
+    if not isinstance(fields, dict):
+        return Unreadable(f"a {type(fields).__name__} is no record")
+    try:
+        return codec.decode(cast("dict[str, Any]", fields))
+    except ValueError as error:
+        return Unreadable(str(error))
+
+
+async def in_memory(content: bytes) -> int:
     """Return a descriptor of a file that is in memory only and has this content.
+
+    It is copied a piece at a time, on the event loop: a thread might go on with a descriptor whose
+    number is another file's by then, when whoever waits for it has been cancelled.
 
     Raises:
         OSError: There is no room for it.
@@ -98,31 +139,34 @@ def in_memory(content: bytes) -> int:
     try:
         rest = memoryview(content)
         while rest:
-            rest = rest[os.write(descriptor, rest) :]
+            rest = rest[os.write(descriptor, rest[:_PIECE_BYTES]) :]
+            if rest:
+                await anyio.lowlevel.checkpoint()
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def content_in(descriptor: int, *, most_bytes: int) -> bytes:
-    """Return a file's content, from its beginning; the descriptor stays open.
+async def content_in(descriptor: int, *, most_bytes: int = LARGEST_FILE_BYTES) -> bytes:
+    """Return the content of a file in memory, from its beginning; the descriptor stays open.
 
     Raises:
-        OSError: It is no file with content, or has more than `most_bytes`.
+        OSError: It is no such file (reading others might take any time), or has more than `most_bytes`.
     """
     facts = os.fstat(descriptor)
-    if not stat.S_ISREG(facts.st_mode):
-        raise OSError(errno.EINVAL, "what came is no file with content")
+    if not stat.S_ISREG(facts.st_mode) or syscalls.filesystem_of(descriptor) != syscalls.TMPFS_MAGIC:
+        raise OSError(errno.EINVAL, "what came is no file in memory")
     size = facts.st_size
     if size > most_bytes:
         raise OSError(errno.EFBIG, f"{size} bytes are more than the {most_bytes} that are taken at once")
     content = bytearray()
     while len(content) < size:
-        chunk = os.pread(descriptor, size - len(content), len(content))
+        chunk = os.pread(descriptor, min(_PIECE_BYTES, size - len(content)), len(content))
         if not chunk:
             break
         content += chunk
+        await anyio.lowlevel.checkpoint()
     return bytes(content)
 
 

@@ -14,8 +14,8 @@ from enum import Enum
 from headstart.backends.contract import ExitStatus, FileInfo, Usage
 from headstart.ids import CheckpointId
 from headstart.runtime.codec import RecordCodec
-from headstart.runtime.lineage import SandboxCheckpoint
-from headstart.sandbox.kernels import CellResult, ShellResult
+from headstart.runtime.kept import SandboxCheckpoint
+from headstart.sandbox.kernels.result import CellResult, ShellResult
 from headstart.sandbox.options import SandboxOptions
 
 __all__ = [

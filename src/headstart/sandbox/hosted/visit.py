@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import anyio
-import anyio.to_thread
 from anyio import BrokenResourceError, ClosedResourceError
 from anyio.abc import TaskGroup
 
@@ -20,12 +19,11 @@ from headstart.errors import BackendError, HeadstartError
 from headstart.sandbox.hosted import messages as m
 from headstart.sandbox.hosted.faults import failure_of
 from headstart.sandbox.hosted.host import SandboxHost
-from headstart.sandbox.hosted.line import Line, PeerGone, Received, content_in, in_memory
+from headstart.sandbox.hosted.line import Line, PeerGone, Received, Unreadable, content_in, in_memory
 from headstart.sandbox.output import OnOutput
 
 __all__ = ["Visit"]
 
-_LARGEST_FILE_BYTES = 1 << 30
 _STDIO = 3
 _OUTPUTS = 2
 _FEWER_FILES = "if the service has as many files open as it may (ulimit -n), do less at once"
@@ -114,6 +112,9 @@ class Visit:
                 return await self._do_with_code(received)
             case m.Create() | m.ListSandboxes() | m.LookUp() | m.Watch():
                 return await self._do_with_host(received)
+            case Unreadable(why=why):
+                hint = "if headstart was updated, start the service again"
+                raise HeadstartError(f"the service cannot read what it was asked for: {why}", hint=hint)
             case _:
                 return await self._do_with_state(received.record)
 
@@ -222,11 +223,11 @@ class Visit:
             case m.ReadFile(sandbox=sandbox, path=path, limit_bytes=limit_bytes):
                 with self._host.using(sandbox) as box:
                     content = await box.files.read(path, limit_bytes=limit_bytes)
-                return _Answer(m.Content(), (await anyio.to_thread.run_sync(in_memory, content),))
+                return _Answer(m.Content(), (await in_memory(content),))
             case m.WriteFile(sandbox=sandbox, path=path, mode=mode):
                 if len(received.descriptors) != 1:
                     raise HeadstartError("the content to be written did not come with the request")
-                content = await anyio.to_thread.run_sync(_whole, received.descriptors[0])
+                content = await content_in(received.descriptors[0])
                 with self._host.using(sandbox) as box:
                     await box.files.write(path, content, mode=mode)
                 return _Answer()
@@ -249,10 +250,6 @@ class Visit:
                 case m.RemoveFile():
                     await box.files.remove(asked.path)
         return _Answer()
-
-
-def _whole(descriptor: int) -> bytes:
-    return content_in(descriptor, most_bytes=_LARGEST_FILE_BYTES)
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from headstart.backends.contract import Command, RunningSandbox
-from headstart.errors import ConfigError
 from headstart.sandbox.kernels.interpreter import GRACE_S, Interpreter
 from headstart.sandbox.kernels.keeper import Changing, Keeper
 from headstart.sandbox.kernels.result import CellError, CellResult
+from headstart.sandbox.options import check_text
 from headstart.sandbox.output import OnOutput, Taken
 
 __all__ = ["Kernel"]
@@ -57,8 +57,7 @@ class Kernel:
             ConfigError: The code is no text.
             BackendError: The sandbox is gone, there is no such Python, or the kernel was closed.
         """
-        if not isinstance(code, str):  # pyright: ignore[reportUnnecessaryIsInstance] users write it
-            raise ConfigError(f"{type(code).__name__} is no text", where="code", hint="give Python code as text")
+        check_text(code, where="code", hint="give Python code as text")
         taken = Taken(on_output)
         async with self._keeper.alone():
             done = await self._keeper.turn(

@@ -1,0 +1,26 @@
+"""What a user is told of a checkpoint; apart from `lineage`, which clients need not load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.backends.contract import Capture
+from headstart.ids import CheckpointId, StateVersion
+
+__all__ = ["SandboxCheckpoint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxCheckpoint:
+    """A state of a sandbox that is kept.
+
+    Attributes:
+        version: The state's; two states that may differ never share one.
+        capture: How it came about.
+        left_out: What ran and is no part of it, for people: `python3 (41)`.
+    """
+
+    id: CheckpointId
+    version: StateVersion
+    capture: Capture
+    left_out: tuple[str, ...] = ()
