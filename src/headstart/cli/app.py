@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headstart.api.control import CONTROL_PREFIX, control_app
 from headstart.backends.contract import Backend
 from headstart.cli.backends import open_backend
+from headstart.cli.built_in import sandbox_server
 from headstart.cli.controlled import Control
 from headstart.clock import SystemClock
 from headstart.config.model import Settings
@@ -91,7 +92,20 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
     service_settings = settings.service
     async with (
         open_backend(settings) as backend,
-        Service.open(settings=settings, backend=backend, clock=clock, ids=ids) as service,
+        SandboxHost.open(
+            backend,
+            templates=TemplateStore(settings.state_dir / "templates"),
+            folder=settings.state_dir / "hosted",
+            clock=clock,
+            ids=ids,
+        ) as host,
+        Service.open(
+            settings=settings,
+            backend=backend,
+            clock=clock,
+            ids=ids,
+            built_in=sandbox_server(settings, host, backend.capabilities),
+        ) as service,
         open_gateway(
             service,
             options=GatewayOptions(
@@ -105,13 +119,6 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
         open_proxy(
             settings.upstreams, observe=service.observe, principal_of=_principal_of, clock=clock, ids=ids
         ) as proxy,
-        SandboxHost.open(
-            backend,
-            templates=TemplateStore(settings.state_dir / "templates"),
-            folder=settings.state_dir / "hosted",
-            clock=clock,
-            ids=ids,
-        ) as host,
         open_door(host, settings.state_dir),
     ):
         control = Control(settings=settings, backend=backend, service=service, proxy=proxy, clock=clock, stop=stop)

@@ -16,6 +16,7 @@ import anyio
 import uvicorn
 
 from headstart.cli.app import Application, open_application
+from headstart.cli.built_in import why_no_sandbox_server
 from headstart.cli.service_file import ServiceFile, host_for_url, keep_service_file
 from headstart.cli.state import only_one
 from headstart.cli.terminal import say
@@ -146,6 +147,8 @@ def _announce(settings: Settings, url: str, application: Application) -> None:
     say(
         f"headstart: {url}/mcp serves {count} {'server' if count == '1' else 'servers'} ({', '.join(usable) or 'none'})"
     )
+    if told := why_no_sandbox_server(settings, application.backend.capabilities):
+        say(f"headstart: {told}")
     for problem in unusable.values():
         say(f"headstart: cannot start {problem}. hint: {problem.hint}")
     for told in application.service.broker.statistics(SystemClock().monotonic_s()).pool.too_large:

@@ -126,7 +126,7 @@ def _servers(servers: Sequence[Json], zygotes: Sequence[Json]) -> RenderableType
         made.add_row(
             server["name"],
             *([server["principal"]] if several else []),
-            "remote" if server["remote"] else server["form"],
+            "remote" if server["remote"] else "the service" if server["built_in"] else server["form"],
             _mb(held[key]) if key in held else "-",
             server["reason"],
             *([server["last_failure"] or ""] if failing else []),

@@ -18,9 +18,14 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class MountOption(_Strict):
+class SandboxMountOption(_Strict):
+    """A host path that shows at the same path inside."""
+
     path: str
     mode: Literal["ro", "rw", "overlay"] = "ro"
+
+
+class MountOption(SandboxMountOption):
     target: str | None = None
 
 
@@ -103,6 +108,19 @@ class ServiceTable(_Strict):
     learn_text: bool | None = None
 
 
+class SandboxTable(_Strict):
+    """The built-in server `sandbox`, and what its sandboxes are made with."""
+
+    enabled: bool | None = None
+    network: Literal["none", "host"] | None = None
+    mounts: list[SandboxMountOption | str] | None = None
+    memory_mb: Annotated[float, Field(gt=0)] | None = None
+    cpu_cores: Annotated[float, Field(gt=0)] | None = None
+    pids: Annotated[int, Field(gt=0)] | None = None
+    disk_mb: Annotated[float, Field(gt=0)] | None = None
+    env: dict[str, str] | None = None
+
+
 class UpstreamOption(_Strict):
     """An upstream with more to say than its URL."""
 
@@ -116,5 +134,6 @@ class HeadstartFile(_Strict):
     mcp: str | list[str] = []
     pool: PoolTable = PoolTable()
     service: ServiceTable = ServiceTable()
+    sandbox: SandboxTable = SandboxTable()
     upstreams: dict[str, UpstreamOption | str] = {}
     servers: dict[str, ServerOptions] = {}

@@ -24,6 +24,7 @@ from headstart.config.files import (
     McpFile,
     McpServerEntry,
     MountOption,
+    SandboxMountOption,
     ServerOptions,
     UpstreamOption,
 )
@@ -33,6 +34,7 @@ from headstart.config.model import (
     MountSetting,
     PoolMode,
     PoolSettings,
+    SandboxSettings,
     ServerSettings,
     ServiceSettings,
     Settings,
@@ -112,6 +114,7 @@ def load_settings(
         pool=_pool(file),
         service=replace(ServiceSettings(), **_given(file.service)),
         upstreams=_upstreams(file, where=str(config), text=text, variables=variables),
+        sandbox=_sandbox(file, base=base, where=config, text=text),
     )
     check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
     return settings
@@ -244,6 +247,33 @@ def _pool(file: HeadstartFile) -> PoolSettings:
     if "mode" in given:
         given["mode"] = PoolMode(given["mode"])
     return replace(PoolSettings(), **given)
+
+
+def _sandbox(file: HeadstartFile, *, base: Path, where: Path | None, text: str) -> SandboxSettings:
+    given = _given(file.sandbox)
+    at = f"{where}:{line_in_toml(text, ['sandbox', 'mounts'])}"
+    if file.sandbox.mounts is not None:
+        given["mounts"] = tuple(_sandbox_mount(mount, base=base, where=at) for mount in file.sandbox.mounts)
+    for name in file.sandbox.env or {}:
+        if not name or "=" in name:
+            at = f"{where}:{line_in_toml(text, ['sandbox', 'env'])}"
+            raise ConfigError(f"{name!r} is no name of a variable", where=at, key="sandbox.env", hint="take the = away")
+    return SandboxSettings(**given)
+
+
+def _sandbox_mount(mount: SandboxMountOption | str, *, base: Path, where: str) -> MountSetting:
+    option = SandboxMountOption(path=mount) if isinstance(mount, str) else mount
+    setting = _mount(MountOption(path=option.path, mode=option.mode), base=base, where=where, key="sandbox")
+    if not setting.path.exists():
+        told = f" (written as {setting.written!r}, which is relative to the file's folder)" if setting.written else ""
+        hint = "create it, or correct the path"
+        raise ConfigError(f"{setting.path}{told} does not exist", where=where, key="sandbox.mounts", hint=hint)
+    if option.mode == "overlay" and not setting.path.is_dir():
+        hint = "mount the folder that it is in"
+        raise ConfigError(
+            f"{setting.path} is no folder, so it can be no overlay", where=where, key="sandbox.mounts", hint=hint
+        )
+    return setting
 
 
 def _upstreams(file: HeadstartFile, *, where: str, text: str, variables: Mapping[str, str]) -> tuple[Upstream, ...]:

@@ -16,6 +16,7 @@ __all__ = [
     "MountSetting",
     "PoolMode",
     "PoolSettings",
+    "SandboxSettings",
     "ServerSettings",
     "ServiceSettings",
     "Settings",
@@ -75,6 +76,7 @@ class ServerSettings:
         keywords: More words that point to this server.
         session_env: Names in `env` whose values differ per session.
         start_timeout_s / call_timeout_s: Deadlines; None means no limit for calls.
+        built_in: It is part of the service: it has neither a command nor a URL.
         options_key / options_file: Where all but the launch spec is set or would be, for messages; see `option`.
     """
 
@@ -101,6 +103,7 @@ class ServerSettings:
     start_timeout_s: float = 120.0
     call_timeout_s: float | None = None
     disabled: bool = False
+    built_in: bool = False
     options_key: str = field(default="", compare=False)
     options_file: str = field(default="", compare=False)
 
@@ -118,9 +121,14 @@ class ServerSettings:
         return self.url is not None
 
     @property
+    def is_process(self) -> bool:
+        """Whether it is a program that is started in a sandbox."""
+        return not self.remote and not self.built_in
+
+    @property
     def offline(self) -> bool:
         """Whether it is to be started without a network."""
-        return not self.remote and self.network == "none"
+        return self.is_process and self.network == "none"
 
     @property
     def base(self) -> Path | None:
@@ -234,6 +242,25 @@ class ServiceSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSettings:
+    """The built-in MCP server `sandbox`.
+
+    Attributes:
+        enabled: Whether it is served; None: where sandboxes are isolated.
+        network, …: What its sandboxes are made with; None is what any sandbox has.
+    """
+
+    enabled: bool | None = None
+    network: str | None = None
+    mounts: tuple[MountSetting, ...] = ()
+    memory_mb: float | None = None
+    cpu_cores: float | None = None
+    pids: int | None = None
+    disk_mb: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything, from all files, defaults filled in.
 
@@ -246,3 +273,4 @@ class Settings:
     pool: PoolSettings = PoolSettings()
     service: ServiceSettings = ServiceSettings()
     upstreams: tuple[Upstream, ...] = ()
+    sandbox: SandboxSettings = SandboxSettings()

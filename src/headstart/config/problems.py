@@ -172,7 +172,7 @@ def _cure(cures: Mapping[str, str], problem: str) -> str | None:
 
 def _is_branch(part: str | int) -> bool:
     return isinstance(part, str) and (
-        part in {"str", "MountOption", "UpstreamOption"} or part.startswith(("list[", "dict["))
+        part in {"str", "MountOption", "SandboxMountOption", "UpstreamOption"} or part.startswith(("list[", "dict["))
     )
 
 

@@ -109,7 +109,10 @@ class ResourceRegistered:
         shared: One sandbox serves all sessions of the principal.
         session_specific: Its launch spec holds something of one session's own, so it is
             prepared for that session only.
-        remote: Nothing to start or keep: calls pass straight through, leases are free.
+        remote: Nothing to start or keep, also where it is part of the service: calls pass straight through, leases
+            are free.
+        looked_for: Texts may point to it. Not to what nothing is prepared for: its words would only compete with
+            those of others.
         start_s / start_cpu_s / memory_bytes: Estimates for one start in `form`.
         keywords: The operator's own, beside what the tools' texts give.
     """
@@ -123,6 +126,7 @@ class ResourceRegistered:
     shared: bool = False
     session_specific: bool = False
     remote: bool = False
+    looked_for: bool = True
     form: PrepareForm = PrepareForm.COLD
     start_s: float = 1.0
     start_cpu_s: float = 1.0
@@ -313,7 +317,7 @@ class StopSandbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantLease:
-    """Send the call to this sandbox (None: a remote server, nothing to start)."""
+    """Send the call to this sandbox (None: a remote or built-in server, nothing to start)."""
 
     call: CallId
     sandbox: SandboxId | None

@@ -98,7 +98,7 @@ class CallSpans:
     """A call's own spans, contiguous.
 
     Attributes:
-        sandbox: Where it ran; None for a remote server's, or if it was refused.
+        sandbox: Where it ran; None for a remote or built-in server's, or if it was refused.
         refusal: Why it had none.
         abandoned: The client went away.
         hidden_s: What it was spared by a bet (prewarm or prefetch).

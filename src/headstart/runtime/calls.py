@@ -39,7 +39,7 @@ from headstart.errors import (
 from headstart.ids import CallId, IdSource, ResourceId, SandboxId
 from headstart.runtime import faults
 from headstart.runtime.catalogues import Catalogues
-from headstart.runtime.contract import ClientChannel, JsonObject
+from headstart.runtime.contract import BuiltIn, ClientChannel, JsonObject
 from headstart.runtime.fleet import Fleet, LiveSandbox
 from headstart.runtime.remotes import Asked, Remotes
 from headstart.runtime.rpc import Exchange
@@ -117,8 +117,9 @@ class Calls:
         began_s = self._clock.monotonic_s()
         try:
             exchange = await self._exchange(call, sandbox, channel)
-        except (MCPError, HeadstartError):
-            if sandbox is not None and sandbox.supervised.failure is not None:
+        except (MCPError, HeadstartError) as failure:
+            died = sandbox is not None and sandbox.supervised.failure is not None
+            if died or isinstance(failure, SandboxLost):
                 self._paths.store.release(session.id, server)  # what it held is gone, and this call says so
             now_s = self._clock.monotonic_s()
             self._returned(call, Exchange(result={"isError": True}, sent_s=began_s, answered_s=now_s))
@@ -145,13 +146,13 @@ class Calls:
         return _Call(id=call, session=session, server=settings, asked=asked, effect=effect)
 
     async def _lease(self, call: _Call) -> LiveSandbox | None:
-        """Wait for the decision; returns the call's sandbox (None: a remote server)."""
+        """Wait for the decision; returns the call's sandbox (None: a remote or built-in server)."""
         waiting = self._waiting[call.id] = _Waiting()
         try:
             self._report(self._arrival(call))
             decision = await waiting.wait()
             if isinstance(decision, GrantLease):
-                return None if decision.sandbox is None else self._granted(call, decision.sandbox)
+                return self._granted(call, decision.sandbox)
         except BaseException:
             self._abandoned(call)
             raise
@@ -175,16 +176,25 @@ class Calls:
             read_only=call.effect is Effect.READ,
         )
 
-    def _granted(self, call: _Call, sandbox: SandboxId) -> LiveSandbox:
+    def _granted(self, call: _Call, sandbox: SandboxId | None) -> LiveSandbox | None:
+        live = None if sandbox is None else self._live(call, sandbox)
+        if not call.server.remote:
+            self._note_held(call)
+        return live
+
+    def _live(self, call: _Call, sandbox: SandboxId) -> LiveSandbox:
         live = self._paths.fleet.get(sandbox)
         if live is None:
             raise ServerUnavailable(f"{call.server.name}: its sandbox ended just now", server=call.server.name)
         live.use(call.session)
+        return live
+
+    def _note_held(self, call: _Call) -> None:
+        """Remember who has state in something that ends with the service."""
         if call.effect is not Effect.READ:
             self._paths.store.hold(call.session.id, call.server.name, call.session.scope.principal)
         else:
             self._paths.store.still_held(call.session.id, call.server.name)
-        return live
 
     def _refused(self, call: _Call, refused: RefuseLease) -> HeadstartError:
         server = call.server.name
@@ -217,10 +227,18 @@ class Calls:
         with anyio.move_on_after(call.server.call_timeout_s):
             if sandbox is not None:
                 return await sandbox.supervised.request(method, params, channel)
+            built_in = self._paths.servers.built_in(call.server.name)
+            if built_in is not None:
+                return await self._ask(built_in, call)
             writes = call.effect is not Effect.READ
             scope = call.session.scope
             return await self._paths.remotes.request(scope, call.server.name, call.asked, channel, writes=writes)
         raise faults.timed_out_call(call.server, method)
+
+    async def _ask(self, built_in: BuiltIn, call: _Call) -> Exchange:
+        sent_s = self._clock.monotonic_s()
+        result = await built_in.request(call.session.id, call.asked.method, call.asked.params)
+        return Exchange(result=result, sent_s=sent_s, answered_s=self._clock.monotonic_s())
 
     def _abandoned(self, call: _Call) -> None:
         """Tell the core; never raises, so that what ended the call is what its client is told."""

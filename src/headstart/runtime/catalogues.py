@@ -57,6 +57,9 @@ class Catalogues:
 
     def known(self, server: ResourceId, scope: SessionScope) -> Known | None:
         """Return what is known of a server without waiting, None if nothing is."""
+        built_in = self._servers.built_in(server)
+        if built_in is not None:
+            return Known(catalogue=built_in.catalogue)
         try:
             known = self._store.known(scope.principal, self._servers.key(server, scope))
         except ServerUnavailable:

@@ -14,6 +14,7 @@ from headstart.core.stream import ModelEvent
 from headstart.ids import PrincipalId, ResourceId, SessionId
 
 __all__ = [
+    "BuiltIn",
     "Catalogue",
     "ClientChannel",
     "JsonObject",
@@ -154,6 +155,32 @@ class ClientChannel(Protocol):
         Raises:
             MCPError: The client refused or cannot.
         """
+        ...
+
+
+class BuiltIn(Protocol):
+    """An MCP server that is part of the service, as the runtime sees it.
+
+    Its tools' hints are taken at their word.
+    """
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """What it offers; the same to everybody, and as long as it runs."""
+        ...
+
+    async def request(self, session: SessionId, method: str, params: JsonObject | None) -> JsonObject:
+        """Answer one request of a session. If cancelled, what it began is interrupted.
+
+        Raises:
+            MCPError: It is wrong, or nothing that this server has.
+            SandboxLost: What held state of this session is gone; told once.
+            HeadstartError: It cannot be served.
+        """
+        ...
+
+    def close(self, session: SessionId) -> None:
+        """Begin to end what a session has here; idempotent."""
         ...
 
 

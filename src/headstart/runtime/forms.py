@@ -246,6 +246,8 @@ class Forms:
     def _refusal(self, settings: ServerSettings) -> str | None:
         if settings.remote:
             return "it is remote: nothing is started"
+        if settings.built_in:
+            return "it is part of the service: nothing is started"
         if settings.zygote == "never":
             return 'its config says zygote = "never"'
         if not self._parts.pool.zygotes:

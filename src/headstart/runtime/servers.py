@@ -1,4 +1,4 @@
-"""The configured servers: their launch specs, keys, effects, and how the core is told of them."""
+"""The servers that there are: their launch specs, keys, effects, and how the core is told of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headstart.core.actions import Annotations, Effect, effect_of
 from headstart.core.events import PrepareForm, ResourceRegistered, ToolProfile
 from headstart.errors import ServerUnavailable
 from headstart.ids import PrincipalId, ResourceId
-from headstart.runtime.contract import Catalogue, JsonObject, SessionScope
+from headstart.runtime.contract import BuiltIn, Catalogue, JsonObject, SessionScope
 from headstart.runtime.launch import HostFacts
 from headstart.runtime.store import Known
 from headstart.runtime.templates import LaunchSpec, launch_spec, remote_digest
@@ -25,10 +25,14 @@ READ_METHODS = frozenset(
 
 
 class ConfiguredServers:
-    """The servers of the config that are not disabled, in its order."""
+    """The servers of the config that are not disabled, in its order, and then what is part of the service."""
 
-    def __init__(self, servers: Iterable[ServerSettings], host: HostFacts) -> None:
+    def __init__(self, servers: Iterable[ServerSettings], host: HostFacts, built_in: BuiltIn | None = None) -> None:
         self._servers = {server.name: server for server in servers if not server.disabled}
+        self._built_in = built_in
+        if built_in is not None:
+            name = built_in.catalogue.server
+            self._servers[name] = ServerSettings(name=name, built_in=True, trust_annotations=True)
         self._host = host
         self._specs: dict[ResourceId, LaunchSpec] = {}
 
@@ -51,6 +55,10 @@ class ConfiguredServers:
             )
         return server
 
+    def built_in(self, name: ResourceId) -> BuiltIn | None:
+        """Return the server of this name if it is part of the service."""
+        return self._built_in if self.get(name).built_in else None
+
     def spec(self, name: ResourceId) -> LaunchSpec:
         """Return a stdio server's launch spec; the first time this reads the file system.
 
@@ -65,7 +73,7 @@ class ConfiguredServers:
         """Find all launch specs (slow; for a thread), and return what is wrong with which server."""
         problems: dict[ResourceId, ServerUnavailable] = {}
         for server in self._servers.values():
-            if not server.remote:
+            if server.is_process:
                 try:
                     self.spec(server.name)
                 except ServerUnavailable as exc:
@@ -83,7 +91,9 @@ class ConfiguredServers:
 
     def key(self, name: ResourceId, scope: SessionScope) -> str:
         """Return the key of what is known of a server: its launch spec and the credentials' scope."""
-        server = self.get(name)
+        server, built_in = self.get(name), self.built_in(name)
+        if built_in is not None:
+            return built_in.catalogue.digest
         if server.remote:
             return f"{remote_digest(server)}/{scope.credentials}" if scope.credentials else remote_digest(server)
         return self.spec(name).digest
@@ -99,6 +109,8 @@ class ConfiguredServers:
         server = self.get(name)
         if server.remote:
             return remote_digest(server)
+        if server.built_in:
+            return None
         spec = self._specs.get(name)
         return None if spec is None else spec.digest
 
@@ -137,7 +149,8 @@ class ConfiguredServers:
             description=_instructions(known.catalogue) if known else "",
             shared=server.shared,
             session_specific=bool(server.session_env),
-            remote=server.remote,
+            remote=not server.is_process,
+            looked_for=not server.built_in,
             form=form,
         )
         return event if known is None or known.estimate is None else _with_estimate(event, known)

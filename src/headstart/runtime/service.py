@@ -42,6 +42,7 @@ from headstart.ids import LOCAL_PRINCIPAL, IdSource, PrincipalId, ResourceId, Se
 from headstart.runtime.calls import CallPaths, Calls
 from headstart.runtime.catalogues import Catalogues, named
 from headstart.runtime.contract import (
+    BuiltIn,
     Catalogue,
     ClientChannel,
     JsonObject,
@@ -96,6 +97,7 @@ class _Parts:
     servers: ConfiguredServers
     unusable: Mapping[ResourceId, ServerUnavailable]
     header: Header
+    built_in: BuiltIn | None
 
 
 class Service:
@@ -111,6 +113,7 @@ class Service:
         self._journal = parts.journal
         self._preparations = parts.preparations
         self._servers = parts.servers
+        self._built_in = parts.built_in
         self.unusable = parts.unusable
         """Servers that could not be started as it was opened (their command does not exist), and why."""
         self.broker = Broker(parts.header.policy, BootIds(parts.header.boot))
@@ -213,15 +216,17 @@ class Service:
         clock: Clock,
         ids: IdSource,
         host: HostFacts | None = None,
+        built_in: BuiltIn | None = None,
     ) -> AsyncGenerator[Service]:
         """Run the service while the context is open; on leaving, it drains, bounded.
 
-        `host` says where commands and caches are looked for; None reads this process's environment.
+        `host` says where commands and caches are looked for; None reads this process's environment. `built_in` is
+        served beside the configured servers.
 
         Raises:
             ConfigError: The state folder cannot be used.
         """
-        servers = ConfiguredServers(settings.servers, host or HostFacts.here())
+        servers = ConfiguredServers(settings.servers, host or HostFacts.here(), built_in)
         header = Header(
             boot=ids.new("run").partition("_")[2][:8],
             mode=settings.service.journal,
@@ -249,6 +254,7 @@ class Service:
                     servers=servers,
                     unusable=unusable,
                     header=header,
+                    built_in=built_in,
                 )
             )
             try:
@@ -341,6 +347,8 @@ class Service:
         if self._sessions.close(session) is not None:
             self._driver.report(SessionClosed(at_s=self._clock.monotonic_s(), session=session, reason=reason))
             self._remotes.close(session)
+            if self._built_in is not None:
+                self._built_in.close(session)
             self._traces.collect()
         self._store.release(session)
 
@@ -439,7 +447,7 @@ class Service:
         scope = SessionScope(session=SessionId(self._ids.new("init")), principal=principal)
         self._introduce(principal)
         await self.catalogue(server, scope)
-        if not self._servers.get(server).remote:
+        if self._servers.get(server).is_process:
             try:
                 await self._forms.decide(principal, server)
             except BackendError as exc:
@@ -508,13 +516,14 @@ class Service:
         )
 
     def _server_status(self, name: ResourceId, principal: PrincipalId) -> ServerStatus:
-        remote = self._servers.get(name).remote
+        settings = self._servers.get(name)
         choice = self._forms.choice(principal, name)
         failure = self._fleet.failures.get((principal, name)) or self._learning_failure(name, principal)
         return ServerStatus(
             name=name,
             principal=principal,
-            remote=remote,
+            remote=settings.remote,
+            built_in=settings.built_in,
             form=self._forms.form_of(principal, name),
             reason="not looked at yet" if choice is None else choice.reason,
             last_failure=None if failure is None else failure.in_full,

@@ -47,6 +47,7 @@ class ServerStatus:
     name: ResourceId
     principal: PrincipalId
     remote: bool
+    built_in: bool
     form: PrepareForm
     reason: str
     last_failure: str | None

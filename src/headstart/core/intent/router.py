@@ -85,6 +85,8 @@ class KeywordRouter:
         self._streams: dict[GenerationId, _Stream] = {}
 
     def register(self, event: ResourceRegistered) -> None:
+        if not event.looked_for:
+            return
         profiles = self._profiles.setdefault(event.principal, {})
         profile = self._read_profile(
             event.resource, tools=event.tools, description=event.description, keywords=event.keywords

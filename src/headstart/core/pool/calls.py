@@ -31,7 +31,7 @@ class Call:
     """A call that waits (`granted` is False) or runs.
 
     Attributes:
-        sandbox: Which it waits for or runs in; None for a remote server's.
+        sandbox: Which it waits for or runs in; None for a remote or built-in server's.
     """
 
     id: CallId

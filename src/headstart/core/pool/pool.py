@@ -332,12 +332,12 @@ class Pool:
             self._out.append(refusals.session_closed(event.call, event.session))
         elif (spec := self._servers.find(session.principal, event.resource)) is None:
             self._out.append(refusals.unknown_resource(event.call, event.resource))
-        elif spec.remote:
-            self.book.add(event).granted = True
-            self._out.append(GrantLease(call=event.call, sandbox=None))
         elif event.resource in session.lost:
             session.lost.discard(event.resource)
             self._out.append(refusals.state_lost(event.call, event.resource))
+        elif spec.remote:
+            self.book.add(event).granted = True
+            self._out.append(GrantLease(call=event.call, sandbox=None))
         else:
             self._find_sandbox(self.book.add(event), session, spec)
 
@@ -396,7 +396,7 @@ class Pool:
         self.book.remove(call)
         sandbox = self._sandbox_of(call)
         if sandbox is None:
-            return  # a remote server's, or it died under the call
+            return  # a remote or built-in server's, or it died under the call
         sandbox.running.pop(call.id, None)
         sandbox.waiting.pop(call.id, None)
         if sandbox.state is not SandboxState.QUEUED:

@@ -257,6 +257,12 @@ class SandboxHost:
         hosted.end("it was discarded" if hosted.branch_of else "it was killed")
         await hosted.gone.wait()
 
+    def end(self, sandbox: str, why: str) -> None:
+        """Have a sandbox and its branches end, for a reason that is told; one that has ended is fine."""
+        hosted = self._hosted.get(sandbox)
+        if hosted is not None:
+            hosted.end(why)
+
     @contextmanager
     def using(self, sandbox: str) -> Generator[Sandbox]:
         """Yield a sandbox; while the block runs, it is not idle.

@@ -1,0 +1,43 @@
+"""Whether the built-in server `sandbox` is served, and what its sandboxes are made with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from headstart.backends.contract import Capabilities, Network
+from headstart.config.model import Settings
+from headstart.sandbox import SandboxOptions
+from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.tools import SANDBOX_SERVER, SandboxServer
+
+__all__ = ["sandbox_server", "why_no_sandbox_server"]
+
+
+def sandbox_server(settings: Settings, host: SandboxHost, capabilities: Capabilities) -> SandboxServer | None:
+    """Return the built-in server, None if it is not to be served.
+
+    Raises:
+        ConfigError: Its sandboxes cannot be made as configured.
+    """
+    is_wanted = settings.sandbox.enabled is not False
+    if not is_wanted or why_no_sandbox_server(settings, capabilities) is not None:
+        return None
+    given: dict[str, Any] = asdict(settings.sandbox)
+    del given["enabled"]
+    given["mounts"] = {str(mount.path): mount.mode for mount in settings.sandbox.mounts}
+    options = SandboxOptions(**{name: value for name, value in given.items() if value is not None})
+    return SandboxServer(host, options.complete(), capabilities)
+
+
+def why_no_sandbox_server(settings: Settings, capabilities: Capabilities) -> str | None:
+    """Say why the built-in server is not served, with the cure; None if it is, or was switched off."""
+    if settings.sandbox.enabled is False:
+        return None
+    if any(server.name == SANDBOX_SERVER for server in settings.servers):
+        cure = "rename yours to have both, or say enabled = false under [sandbox]"
+        return f"your server called {SANDBOX_SERVER} is served in place of the built-in one. hint: {cure}"
+    if settings.sandbox.enabled is None and Network.NONE not in capabilities.network:
+        cure = "enabled = true under [sandbox] serves it all the same"
+        return f"the built-in server {SANDBOX_SERVER} is not served, since nothing isolates it here. hint: {cure}"
+    return None

@@ -1,0 +1,165 @@
+"""The sandbox of one session: made at its first call, ended with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from headstart.errors import ConfigError, SandboxLost, SandboxUnknown, SessionUnknown, TransactionRefused
+from headstart.ids import ResourceId, SessionId
+from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.sandbox import Sandbox
+
+__all__ = ["SANDBOX_SERVER", "SessionSandbox"]
+
+SANDBOX_SERVER = ResourceId("sandbox")
+"""What the built-in server is called."""
+
+_MOST_BRANCHES = 16
+_LONGEST_NAME = 63
+_SETTLING_S = 0.25
+"""How long it takes at most until a sandbox that has failed is known to be gone."""
+_OVER = "the session that it was made for has ended"
+
+
+class SessionSandbox:
+    """A session's sandbox and its branches.
+
+    Args:
+        host: Where sandboxes live.
+        options: What it is made with.
+        session: Whose it is.
+
+    Attributes:
+        editing: Held while a file is changed, so that of two changes none is lost.
+        has_state: Something was done that the session would miss.
+    """
+
+    def __init__(self, host: SandboxHost, options: SandboxOptions, session: SessionId) -> None:
+        self.host = host
+        self.editing = anyio.Lock()
+        self.has_state = False
+        self._options = options
+        self._session = session
+        self._making = anyio.Lock()
+        self._sandbox: str | None = None
+        self._branches: list[str] = []
+        self._has_ended = False
+
+    async def sandbox(self) -> str:
+        """Return the sandbox's id; it is made if there is none.
+
+        Raises:
+            SandboxLost: It is gone, and its state with it; told once.
+            BackendError: It could not be started.
+        """
+        async with self._making:
+            self._note_gone()
+            if self._sandbox is None:
+                self._sandbox = await self._make()
+            return self._sandbox
+
+    def _note_gone(self) -> None:
+        try:
+            if self._sandbox is not None:
+                with self.host.using(self._sandbox):
+                    pass
+        except SandboxUnknown as gone:
+            self._lose(str(gone))
+
+    def _lose(self, why: str) -> None:
+        had_state, self.has_state = self.has_state, False
+        self._sandbox = None
+        self._branches.clear()
+        if had_state:
+            hint = "the next call begins a new one, which is empty"
+            raise SandboxLost(f"{why}; its state is gone", server=SANDBOX_SERVER, hint=hint)
+
+    async def _make(self) -> str:
+        try:
+            made = await self.host.create(self._options, name=_name_of(self._session))
+        except ConfigError as error:
+            if error.where != "name":
+                raise
+            made = await self.host.create(self._options)  # another one is called so
+        if self._has_ended:
+            self.host.end(made.id, _OVER)
+            raise SessionUnknown(f"session {self._session} has ended")
+        return made.id
+
+    @asynccontextmanager
+    async def using(self, branch: str | None) -> AsyncGenerator[Sandbox]:
+        """Yield the sandbox, or one of its branches.
+
+        Raises:
+            SandboxUnknown: There is no such branch.
+            Exception: What `sandbox` raises.
+        """
+        if branch is not None:
+            self.check_branch(branch)
+        with self.host.using(branch or await self.sandbox()) as box:
+            yield box
+
+    async def check_lost(self) -> None:
+        """See whether the sandbox has gone, after something in it has failed.
+
+        Raises:
+            SandboxLost: It has, and its state with it.
+        """
+        if self._sandbox is None:
+            return
+        with anyio.move_on_after(_SETTLING_S):
+            with self.host.using(self._sandbox) as box:
+                await box.wait_lost()
+            self._lose(f"{self._sandbox} has ended by itself")
+
+    # ------------------------------------------------------------ branches
+
+    async def fork(self, *, files_only: bool) -> str:
+        """Make a branch and return its id.
+
+        Raises:
+            TransactionRefused: There are too many; or as `Sandbox.fork`.
+        """
+        self._forget_ended()
+        if len(self._branches) >= _MOST_BRANCHES:
+            raise TransactionRefused(f"there are {_MOST_BRANCHES} branches already", hint="commit or discard one")
+        branch = await self.host.fork(await self.sandbox(), files_only=files_only)
+        self._branches.append(branch.id)
+        return branch.id
+
+    def check_branch(self, branch: str) -> None:
+        """Require that this is a branch of this session's.
+
+        Raises:
+            SandboxUnknown: It is none; the message says whether it has ended.
+        """
+        if branch not in self._branches:
+            known = ", ".join(self._branches) or "none"
+            raise SandboxUnknown(f"there is no branch {branch!r} (there are: {known})", hint="fork makes one")
+
+    def forget_branch(self, branch: str) -> None:
+        """It is gone."""
+        self._branches.remove(branch)
+
+    def _forget_ended(self) -> None:
+        for branch in tuple(self._branches):
+            try:
+                with self.host.using(branch):
+                    pass
+            except SandboxUnknown:
+                self._branches.remove(branch)
+
+    def end(self) -> None:
+        """Have it end, with its branches; also one that is being made."""
+        self._has_ended = True
+        if self._sandbox is not None:
+            self.host.end(self._sandbox, _OVER)
+
+
+def _name_of(session: SessionId) -> str:
+    return f"mcp-{re.sub(r'[^A-Za-z0-9_.-]', '-', session)}"[:_LONGEST_NAME]
