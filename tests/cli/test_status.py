@@ -11,8 +11,8 @@ from headstart.cli.terminal import show
 
 
 def server(name: str, **changes: Any) -> dict[str, Any]:
-    common = {"principal": "local", "remote": False, "form": "zygote", "reason": "forks", "last_failure": None}
-    return {"name": name, **common, **changes}
+    common = {"principal": "local", "remote": False, "built_in": False, "form": "zygote", "reason": "forks"}
+    return {"name": name, **common, "last_failure": None, **changes}
 
 
 def told(**runtime: Any) -> dict[str, Any]:

@@ -99,11 +99,12 @@ def load_settings(
         where = f"{config}:{line_in_toml(text, ['servers', name])}"
         if name not in servers:
             known = ", ".join(servers) or "none"
+            hint = "the built-in one is set under [sandbox]" if name == "sandbox" else f"known servers: {known}"
             raise ConfigError(
                 "no such server in the mcpServers files",
                 where=where,
                 key=f"servers.{name}",
-                hint=f"known servers: {known}",
+                hint=hint,
             )
         servers[name] = _with_options(servers[name], options, where=where, key=f"servers.{name}", base=base)
     if config is not None:

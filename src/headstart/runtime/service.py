@@ -65,7 +65,7 @@ from headstart.runtime.remotes import Asked, Remotes
 from headstart.runtime.servers import ConfiguredServers
 from headstart.runtime.sessions import Session, Sessions
 from headstart.runtime.statistics import ServerStatus, Statistics
-from headstart.runtime.store import Forgotten, Known, Store, nothing_known, open_store
+from headstart.runtime.store import Forgotten, FormChoice, Known, Store, nothing_known, open_store
 from headstart.runtime.tasks import open_tasks
 from headstart.runtime.trace_record import Trace
 from headstart.runtime.traces import Traces
@@ -139,9 +139,7 @@ class Service:
             clock=self._clock,
             report=self._driver.report,
         )
-        self._traces = Traces(
-            self.broker, self._store, self._clock, choice_of=self._forms.choice, note=self._journal.append
-        )
+        self._traces = Traces(self.broker, self._store, self._clock, choice_of=self._choice, note=self._journal.append)
         voices = Voices(
             sessions=self._sessions,
             servers=self._servers,
@@ -401,6 +399,10 @@ class Service:
 
     def _connection(self, session: SessionId, server: ResourceId) -> RemoteConnection | None:
         return self._remotes.get(session, server)
+
+    def _choice(self, principal: PrincipalId, server: ResourceId) -> FormChoice | None:
+        """Return from what a server is started, None if it is none that is, or nobody has looked yet."""
+        return self._forms.choice(principal, server) if self._servers.get(server).is_process else None
 
     def _form_changed(self, principal: PrincipalId, server: ResourceId) -> None:
         self._catalogues.register(principal, server)

@@ -189,7 +189,7 @@ def schema_of(kind: type[Arguments]) -> dict[str, Any]:
 class _Short(GenerateJsonSchema):
     """Without titles, which repeat the names, and without null, which is what leaving out means."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002  the same for all
         return False
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import posixpath
 from collections.abc import Iterable
 from itertools import islice
 
@@ -24,7 +25,7 @@ async def read_file(session: SessionSandbox, asked: ReadFile) -> str:
     """Show a text file's lines, as many as fit."""
     async with session.using(asked.branch) as box:
         text = await _text_of(box, asked.path)
-    lines = text.splitlines(keepends=True) if "\n" not in text else _lines(text)
+    lines = _lines(text)
     return _shown(lines, asked) if lines else "[the file is empty]"
 
 
@@ -67,7 +68,7 @@ class _Listing:
     """What was found in a folder, by its path from there."""
 
     def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/") or "/"
+        self._root = root
         self._found: dict[str, str] = {}
         self._left_out = False
 
@@ -78,7 +79,7 @@ class _Listing:
             if self._left_out:
                 break
             try:
-                entries = await box.files.list(f"{self._root}/{folder}")
+                entries = await box.files.list(posixpath.join(self._root, folder) if folder else self._root)
             except OSError as error:
                 if is_first:
                     raise

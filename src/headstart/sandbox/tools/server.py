@@ -195,7 +195,8 @@ class SandboxServer:
         if held is None:
             held = self._sessions[session] = SessionSandbox(self._host, self._options, session)
         text = await tool.call(held, asked.get("arguments"))
-        result = CallToolResult(content=[TextContent(type="text", text=text)])
+        sayable = text.encode(errors="replace").decode()  # names of files may hold what is no character
+        result = CallToolResult(content=[TextContent(type="text", text=sayable)])
         return result.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def close(self, session: SessionId) -> None:

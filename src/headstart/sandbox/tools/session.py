@@ -47,7 +47,7 @@ class SessionSandbox:
         self._session = session
         self._making = anyio.Lock()
         self._sandbox: str | None = None
-        self._branches: list[str] = []
+        self._branches: dict[str, None] = {}
         self._has_ended = False
 
     async def sandbox(self) -> str:
@@ -129,7 +129,7 @@ class SessionSandbox:
         if len(self._branches) >= _MOST_BRANCHES:
             raise TransactionRefused(f"there are {_MOST_BRANCHES} branches already", hint="commit or discard one")
         branch = await self.host.fork(await self.sandbox(), files_only=files_only)
-        self._branches.append(branch.id)
+        self._branches[branch.id] = None
         return branch.id
 
     def check_branch(self, branch: str) -> None:
@@ -144,7 +144,7 @@ class SessionSandbox:
 
     def forget_branch(self, branch: str) -> None:
         """It is gone."""
-        self._branches.remove(branch)
+        self._branches.pop(branch, None)
 
     def _forget_ended(self) -> None:
         for branch in tuple(self._branches):
@@ -152,7 +152,7 @@ class SessionSandbox:
                 with self.host.using(branch):
                     pass
             except SandboxUnknown:
-                self._branches.remove(branch)
+                self.forget_branch(branch)
 
     def end(self) -> None:
         """Have it end, with its branches; also one that is being made."""
