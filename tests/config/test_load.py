@@ -137,6 +137,24 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         ("[upstreams]\na = 'ftp://h/v1'", "headstart.toml:2: upstreams.a: this is no http(s) URL"),
         ("[pool\n", "headstart.toml:1:6: not valid TOML"),
         ("[servers.git]\nshared = true", "headstart.toml:1: servers.git: no such server"),
+        ("[servers.sandbox]\nshared = true", "hint: the built-in one is set under [sandbox]"),
+        (
+            "[sandbox]\nnetwrok = 'host'",
+            'headstart.toml:2: sandbox.netwrok: unknown key. hint: did you mean "network"?',
+        ),
+        ("[sandbox]\nnetwork = 'all'", "headstart.toml:2: sandbox.network: 'all' is not possible here"),
+        ("[sandbox]\npids = 0", "headstart.toml:2: sandbox.pids: should be greater than 0"),
+        ("[sandbox]\nmounts = ['/nowhere/x']", "headstart.toml:2: sandbox.mounts: /nowhere/x does not exist"),
+        ("[sandbox]\nmounts = ['x']", "x (written as 'x', which is relative to the file's folder) does not exist"),
+        ("[sandbox]\nmounts = [{path = '/usr', mode = 'r'}]", "headstart.toml:2: sandbox.mounts.0.mode: 'r' is not"),
+        ("[sandbox]\nmounts = [{path = '/usr', target = '/x'}]", "sandbox.mounts.0.target: unknown key"),
+        (
+            "[sandbox]\nmounts = [{path = 'headstart.toml', mode = 'overlay'}]",
+            "headstart.toml is no folder, so it can be no overlay. hint: mount the folder that it is in",
+        ),
+        ("[sandbox]\nenv = {A = 1}", "headstart.toml:2: sandbox.env.A: should be a valid string"),
+        ("[sandbox]\nenv = {'A=B' = ''}", "headstart.toml:2: sandbox.env: 'A=B' is no name of a variable"),
+        ("[sandbox]\nenv = {A = '${NOT_SET}'}", "headstart.toml:2: sandbox.env.A: ${NOT_SET} is not set"),
     ],
 )
 def test_bad_settings_are_named(tmp_path: Path, toml: str, expected: str) -> None:
@@ -153,6 +171,25 @@ def test_credentials_in_an_upstreams_url_are_refused_and_not_repeated(tmp_path: 
     told = complaint(tmp_path, "[upstreams]\na = 'https://me:secret@h/v1'")
     assert "without credentials" in told
     assert "secret" not in told
+
+
+def test_what_the_built_in_sandboxes_are_made_with_is_read_and_nothing_is_made_up(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    toml = """
+[sandbox]
+network = "host"
+mounts = ["data", {path = "/usr", mode = "overlay"}]
+memory_mb = 500
+env = {TOKEN = "${TOKEN}", PLAIN = "x"}
+"""
+    sandbox = load(tmp_path, toml, variables={"TOKEN": "s3cret"}).sandbox
+    assert [(mount.path, mount.mode) for mount in sandbox.mounts] == [
+        (tmp_path / "data", "ro"),
+        (Path("/usr"), "overlay"),
+    ]
+    assert (sandbox.enabled, sandbox.network, sandbox.memory_mb, sandbox.pids) == (None, "host", 500, None)
+    assert sandbox.env == {"TOKEN": "s3cret", "PLAIN": "x"}
+    assert "s3cret" not in repr(sandbox)
 
 
 def test_headstart_toml_adds_to_servers_without_touching_the_mcp_file(tmp_path: Path) -> None:

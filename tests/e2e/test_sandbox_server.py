@@ -413,6 +413,16 @@ async def test_sessions_do_not_see_each_others_sandboxes_or_branches(running: Ru
         assert await one.ok("read_file", path="f", branch=branch) == "secret\n"
 
 
+async def test_sessions_whose_sandboxes_would_be_called_the_same_have_one_each(running: Running) -> None:
+    for name in ("a/b", "a-b"):
+        with RawClient(f"{running.url}/mcp/sandbox", headers={"X-Headstart-Session": name}) as client:
+            client.initialize()
+            assert client.call("bash", command="ls; touch f")[0].startswith("[exit code 0")
+    assert "mcp-a-b" in await sandboxes(running)
+    await end(running, "a-b")
+    await end(running, "a%2Fb")
+
+
 async def test_connections_of_one_session_share_its_sandbox(running: Running) -> None:
     async with talking(running, "shared") as one, talking(running, "shared", era="auto") as other:
         async with anyio.create_task_group() as tasks:
@@ -458,7 +468,7 @@ async def test_a_sandbox_that_was_ended_is_told_once_and_then_there_is_a_new_one
         assert await talk.ok("list_files") == "[the folder is empty]"
         async with headstart.connect(running.place.state) as hosted:
             await (await hosted.get("mcp-killed")).kill()
-        assert await talk.ok("list_files") == "[the folder is empty]"  # nothing was in it: nobody missed it
+        assert await talk.bash("ls") == ""  # nothing was in it: nobody missed it
     await end(running, "killed")
 
 

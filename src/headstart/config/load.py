@@ -115,7 +115,7 @@ def load_settings(
         pool=_pool(file),
         service=replace(ServiceSettings(), **_given(file.service)),
         upstreams=_upstreams(file, where=str(config), text=text, variables=variables),
-        sandbox=_sandbox(file, base=base, where=config, text=text),
+        sandbox=_sandbox(file, base=base, where=str(config), text=text, variables=variables),
     )
     check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
     return settings
@@ -250,16 +250,23 @@ def _pool(file: HeadstartFile) -> PoolSettings:
     return replace(PoolSettings(), **given)
 
 
-def _sandbox(file: HeadstartFile, *, base: Path, where: Path | None, text: str) -> SandboxSettings:
+def _sandbox(
+    file: HeadstartFile, *, base: Path, where: str, text: str, variables: Mapping[str, str]
+) -> SandboxSettings:
     given = _given(file.sandbox)
-    at = f"{where}:{line_in_toml(text, ['sandbox', 'mounts'])}"
     if file.sandbox.mounts is not None:
+        at = f"{where}:{line_in_toml(text, ['sandbox', 'mounts'])}"
         given["mounts"] = tuple(_sandbox_mount(mount, base=base, where=at) for mount in file.sandbox.mounts)
-    for name in file.sandbox.env or {}:
-        if not name or "=" in name:
-            at = f"{where}:{line_in_toml(text, ['sandbox', 'env'])}"
-            raise ConfigError(f"{name!r} is no name of a variable", where=at, key="sandbox.env", hint="take the = away")
+    if file.sandbox.env is not None:
+        at = f"{where}:{line_in_toml(text, ['sandbox', 'env'])}"
+        given["env"] = dict(_variable(*item, variables, where=at) for item in file.sandbox.env.items())
     return SandboxSettings(**given)
+
+
+def _variable(name: str, value: str, variables: Mapping[str, str], *, where: str) -> tuple[str, str]:
+    if not name or "=" in name:
+        raise ConfigError(f"{name!r} is no name of a variable", where=where, key="sandbox.env", hint="take the = away")
+    return name, _expand(value, variables, where=where, key=f"sandbox.env.{name}")
 
 
 def _sandbox_mount(mount: SandboxMountOption | str, *, base: Path, where: str) -> MountSetting:

@@ -1,6 +1,8 @@
 # pyright: reportPrivateUsage=false
 # (what is held on to, and for how long, is part of what is tested)
 
+from dataclasses import replace
+
 import pytest
 
 from headstart.core.bets import PredictorName
@@ -81,6 +83,14 @@ def test_the_request_alone_can_be_enough(keyword: KeywordRouter) -> None:
         evidence=("pivot", "workbook"),
     )
     assert candidate.because == "keywords: pivot, workbook"
+
+
+def test_a_server_that_is_not_looked_for_is_not_found_and_takes_nothing_from_the_others(keyword: KeywordRouter) -> None:
+    alone = keyword.observe(_started("a pivot in the workbook"))
+    keyword.observe(_ENDED)
+    same = _registered("other", "create_workbook", keywords=("workbook", "pivot", "ledger", "audit"))
+    keyword.register(replace(same, looked_for=False))
+    assert keyword.observe(_started("a pivot in the workbook")) == alone
 
 
 def test_hits_of_the_request_and_the_output_add_up(keyword: KeywordRouter) -> None:

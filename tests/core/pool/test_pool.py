@@ -85,6 +85,14 @@ def test_a_remote_server_is_granted_at_once_and_needs_no_sandbox() -> None:
     assert d.pool.book.open_calls == 0
 
 
+def test_state_that_a_server_without_a_sandbox_of_ours_has_lost_is_told_once() -> None:
+    d = driven()
+    d.register(remote=True)
+    d.open(A, lost=(GIT,))
+    assert refusal(d.call()).refusal is LeaseRefusal.STATE_LOST
+    assert d.call() == [GrantLease(call=CallId("c2"), sandbox=None)]
+
+
 def test_a_call_for_an_unknown_server_or_session_is_refused_by_name() -> None:
     d = driven()
     d.register()

@@ -80,8 +80,9 @@ class _SandboxTool(Generic[_A]):
             HeadstartError: It cannot be done.
         """
         asked = checked(self.arguments, self.name, given)
-        session.has_state |= not self.reads
         try:
+            await session.sandbox()  # what was lost is told before anything else is done
+            session.has_state |= not self.reads
             return await self.act(session, asked)
         except OSError as error:
             hint = "relative paths begin at the home; list_files shows what is there"
