@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -414,13 +416,13 @@ async def test_sessions_do_not_see_each_others_sandboxes_or_branches(running: Ru
 
 
 async def test_sessions_whose_sandboxes_would_be_called_the_same_have_one_each(running: Running) -> None:
-    for name in ("a/b", "a-b"):
+    for name in ("a@b", "a-b"):
         with RawClient(f"{running.url}/mcp/sandbox", headers={"X-Headstart-Session": name}) as client:
             client.initialize()
             assert client.call("bash", command="ls; touch f")[0].startswith("[exit code 0")
     assert "mcp-a-b" in await sandboxes(running)
     await end(running, "a-b")
-    await end(running, "a%2Fb")
+    await end(running, "a@b")
 
 
 async def test_connections_of_one_session_share_its_sandbox(running: Running) -> None:
@@ -554,6 +556,16 @@ def test_no_such_tool_or_method_or_text_is_an_error_and_the_session_goes_on(runn
 
 
 # ---------------------------------------------------------------- the operator
+
+
+def test_the_example_of_the_how_to_does_what_it_shows(running: Running, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "give-an-agent-a-sandbox.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(example.replace("http://127.0.0.1:8787", running.url), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
+    shown = re.sub(r"\[exit code (\d), in .*\]", r"\1", done.stdout).splitlines()
+    assert shown == ["all is well", "0", "cat: notes: No such file or directory", "1", "all is well", "0"]
 
 
 def test_its_calls_are_in_the_waterfall_and_it_is_among_the_servers(running: Running) -> None:
