@@ -575,6 +575,7 @@ def test_its_calls_are_in_the_waterfall_and_it_is_among_the_servers(running: Run
     told = running.command("trace", "traced").stdout
     assert "running sandbox.bash" in told
     assert "starts cold" not in told
+    assert "/mcp serves 1 server (good) and the built-in sandbox\n" in running.log()
     (status,) = (each for each in running.status()["runtime"]["servers"] if each["name"] == "sandbox")
     assert (status["built_in"], status["remote"]) == (True, False)
     assert "the service" in running.command("status").stdout

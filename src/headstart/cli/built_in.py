@@ -11,7 +11,7 @@ from headstart.sandbox import SandboxOptions
 from headstart.sandbox.hosted import SandboxHost
 from headstart.sandbox.tools import SANDBOX_SERVER, SandboxServer
 
-__all__ = ["sandbox_server", "why_no_sandbox_server"]
+__all__ = ["sandbox_server", "serves_sandbox", "why_no_sandbox_server"]
 
 
 def sandbox_server(settings: Settings, host: SandboxHost, capabilities: Capabilities) -> SandboxServer | None:
@@ -20,8 +20,7 @@ def sandbox_server(settings: Settings, host: SandboxHost, capabilities: Capabili
     Raises:
         ConfigError: Its sandboxes cannot be made as configured.
     """
-    is_wanted = settings.sandbox.enabled is not False
-    if not is_wanted or why_no_sandbox_server(settings, capabilities) is not None:
+    if not serves_sandbox(settings, capabilities):
         return None
     given: dict[str, Any] = asdict(settings.sandbox)
     del given["enabled"]
@@ -30,14 +29,29 @@ def sandbox_server(settings: Settings, host: SandboxHost, capabilities: Capabili
     return SandboxServer(host, options.complete(), capabilities)
 
 
+def serves_sandbox(settings: Settings, capabilities: Capabilities) -> bool:
+    """Whether the built-in server is served."""
+    return _is_enabled(settings, capabilities) and not _is_shadowed(settings)
+
+
 def why_no_sandbox_server(settings: Settings, capabilities: Capabilities) -> str | None:
     """Say why the built-in server is not served, with the cure; None if it is, or was switched off."""
     if settings.sandbox.enabled is False:
         return None
-    if any(server.name == SANDBOX_SERVER for server in settings.servers):
+    if _is_shadowed(settings):
         cure = "rename yours to have both, or say enabled = false under [sandbox]"
         return f"your server called {SANDBOX_SERVER} is served in place of the built-in one. hint: {cure}"
-    if settings.sandbox.enabled is None and Network.NONE not in capabilities.network:
+    if not _is_enabled(settings, capabilities):
         cure = "enabled = true under [sandbox] serves it all the same"
         return f"the built-in server {SANDBOX_SERVER} is not served, since nothing isolates it here. hint: {cure}"
     return None
+
+
+def _is_shadowed(settings: Settings) -> bool:
+    return any(server.name == SANDBOX_SERVER for server in settings.servers)
+
+
+def _is_enabled(settings: Settings, capabilities: Capabilities) -> bool:
+    """Unless somebody has said so, an agent is not given what reaches the whole host."""
+    enabled = settings.sandbox.enabled
+    return Network.NONE in capabilities.network if enabled is None else enabled

@@ -16,7 +16,7 @@ import anyio
 import uvicorn
 
 from headstart.cli.app import Application, open_application
-from headstart.cli.built_in import why_no_sandbox_server
+from headstart.cli.built_in import serves_sandbox, why_no_sandbox_server
 from headstart.cli.service_file import ServiceFile, host_for_url, keep_service_file
 from headstart.cli.state import only_one
 from headstart.cli.terminal import say
@@ -144,9 +144,9 @@ def _announce(settings: Settings, url: str, application: Application) -> None:
     unusable = application.service.unusable
     usable = [server.name for server in settings.servers if server.name not in unusable]
     count = f"{len(usable)} of {len(settings.servers)}" if unusable else str(len(usable))
-    say(
-        f"headstart: {url}/mcp serves {count} {'server' if count == '1' else 'servers'} ({', '.join(usable) or 'none'})"
-    )
+    beside = " and the built-in sandbox" if serves_sandbox(settings, application.backend.capabilities) else ""
+    noun = "server" if count == "1" else "servers"
+    say(f"headstart: {url}/mcp serves {count} {noun} ({', '.join(usable) or 'none'}){beside}")
     if told := why_no_sandbox_server(settings, application.backend.capabilities):
         say(f"headstart: {told}")
     for problem in unusable.values():
