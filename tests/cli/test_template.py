@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.e2e.running import Place, service
@@ -146,7 +146,7 @@ def test_a_terminal_gets_tables_and_a_pipe_gets_json(tmp_path: Path) -> None:
         (("remove", "m"), 2, "error: template: there is no template 'm'\nhint: "),
         (("remove", "host"), 2, "error: template: 'host' is always there\nhint: "),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+    ids=lambda value: " ".join(map(str, cast("tuple[object, ...]", value))) if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_done_is_told_with_the_cure(
     words: Sequence[str], status: int, told: str, tmp_path: Path

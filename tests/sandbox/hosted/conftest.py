@@ -13,6 +13,7 @@ from headstart.clock import SystemClock
 from headstart.ids import RandomIds
 from headstart.sandbox import HostedSandbox, HostedSandboxes, connect
 from headstart.sandbox.hosted import SandboxHost, open_door
+from headstart.sandbox.templates import TemplateStore
 
 
 @pytest.fixture
@@ -21,7 +22,13 @@ async def host(tmp_path: Path) -> AsyncGenerator[SandboxHost]:
         pytest.skip("the local backend cannot run here: no namespaces")
     async with (
         open_local_backend(tmp_path / "backend") as backend,
-        SandboxHost.open(backend, clock=SystemClock(), ids=RandomIds()) as opened,
+        SandboxHost.open(
+            backend,
+            templates=TemplateStore(tmp_path / "templates"),
+            folder=tmp_path / "hosted",
+            clock=SystemClock(),
+            ids=RandomIds(),
+        ) as opened,
     ):
         yield opened
 

@@ -570,7 +570,8 @@ async def test_events_tell_all_that_happens_in_order(service: HostedSandboxes) -
 async def test_options_that_cannot_be_used_are_told_as_in_this_process(
     service: HostedSandboxes, tmp_path: Path
 ) -> None:
-    for options in ({"network": "all"}, {"memory_mb": -1}, {"mounts": {str(tmp_path / "none"): "ro"}}):
+    wrong: list[dict[str, Any]] = [{"network": "all"}, {"memory_mb": -1}, {"mounts": {str(tmp_path / "none"): "ro"}}]
+    for options in wrong:
         with pytest.raises(HeadstartError) as there:
             await service.create(**options)
         async with headstart.Sandboxes.open(state_dir=tmp_path / "embedded") as boxes:
