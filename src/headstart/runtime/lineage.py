@@ -399,17 +399,19 @@ class SandboxLineage:
 
     def _flush_soon(self) -> None:
         """Have what was kept on the disk in a while; one flush is for all that was kept before it begins."""
-
-        async def flush() -> None:
-            self._is_flushing = False
-            try:
-                await self._flush()
-            except BackendError as error:
-                _log.warning("%s: what was kept is not on the disk: %s", self._name, error)
-
         if self._remembered is not None and not self._is_flushing:
             self._is_flushing = True
-            self._tasks.start_soon(flush)
+            self._acting += 1  # the journal is not closed meanwhile
+            self._tasks.start_soon(self._see_through_flush)
+
+    async def _see_through_flush(self) -> None:
+        self._is_flushing = False
+        try:
+            await self._flush()
+        except BackendError as error:
+            _log.warning("%s: what was kept is not on the disk: %s", self._name, error)
+        finally:
+            self._acted()
 
     async def _flush(self) -> None:
         if self._remembered is not None:
@@ -537,9 +539,12 @@ class SandboxLineage:
         try:
             await act(instruction)
         finally:
-            self._acting -= 1
-            if not self._acting:
-                self._idle.set()
+            self._acted()
+
+    def _acted(self) -> None:
+        self._acting -= 1
+        if not self._acting:
+            self._idle.set()
 
     async def _capture(self, wanted: CaptureCheckpoint) -> None:
         try:

@@ -7,29 +7,17 @@ from pathlib import Path
 
 import pytest
 from tests.machine import may_make_namespaces
+from tests.sandbox.hosted.hosting import open_host
 
-from headstart.backends.local import open_local_backend
-from headstart.clock import SystemClock
-from headstart.ids import RandomIds
 from headstart.sandbox import HostedSandbox, HostedSandboxes, connect
 from headstart.sandbox.hosted import SandboxHost, open_door
-from headstart.sandbox.templates import TemplateStore
 
 
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncGenerator[SandboxHost]:
     if not may_make_namespaces():
         pytest.skip("the local backend cannot run here: no namespaces")
-    async with (
-        open_local_backend(tmp_path / "backend") as backend,
-        SandboxHost.open(
-            backend,
-            templates=TemplateStore(tmp_path / "templates"),
-            folder=tmp_path / "hosted",
-            clock=SystemClock(),
-            ids=RandomIds(),
-        ) as opened,
-    ):
+    async with open_host(tmp_path) as opened:
         yield opened
 
 

@@ -19,11 +19,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from tests.sandbox.hosted.hosting import open_host
 
-from headstart.backends.local import open_local_backend
-from headstart.clock import SystemClock
 from headstart.errors import BackendError, ConfigError, HeadstartError
-from headstart.ids import RandomIds
 from headstart.sandbox import HostedSandbox, HostedSandboxes, connect
 from headstart.sandbox.hosted import SandboxHost, open_door
 from headstart.sandbox.hosted.connection import NoService
@@ -522,7 +520,7 @@ async def test_when_the_service_ends_whoever_waits_is_told_at_once(tmp_path: Pat
                         await anext(events)
             with pytest.raises(BackendError, match="the service is gone"):
                 await box.run("true")
-    assert not (await _commands_of(host, box.id))
+            assert not (await _commands_of(host, box.id))
 
 
 async def _commands_of(host: SandboxHost, sandbox: str) -> str:
@@ -534,8 +532,7 @@ async def test_the_host_closes_with_everything_running(tmp_path: Path) -> None:
     before = open_descriptors()
     (tmp_path / "state").mkdir()
     async with (
-        open_local_backend(tmp_path / "backend") as backend,
-        SandboxHost.open(backend, clock=SystemClock(), ids=RandomIds()) as host,
+        open_host(tmp_path) as host,
         anyio.create_task_group() as tasks,
         open_door(host, tmp_path / "state"),
         connect(tmp_path / "state") as service,

@@ -137,6 +137,7 @@ class SandboxHost:
         if not isinstance(error, SandboxUnknown):
             self._broken.add(sandbox)
             _log.error("sandbox %s could not be brought back, and stays on disk: %s", sandbox, error)
+            self.tell(HostedEvent.ENDED, sandbox, about=self._ended[sandbox])
 
     def _note_ended(self, sandbox: str, why: str) -> None:
         self._ended[sandbox] = why
@@ -407,13 +408,14 @@ class SandboxHost:
         if not self._may_go_on_again(hosted.record.id):
             self._note_broken(hosted.record.id, BackendError("its first process keeps being killed"))
             return
-        self.tell(HostedEvent.LOST, hosted.record.id)
 
         async def go_on() -> None:
             try:
                 await self._tasks.start(self._own_again, hosted.record)
             except HeadstartError as error:
                 self._note_broken(hosted.record.id, error)
+            else:
+                self.tell(HostedEvent.BROUGHT_BACK, hosted.record.id)
 
         self._tasks.start_soon(go_on)
 

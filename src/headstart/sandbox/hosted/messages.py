@@ -87,7 +87,7 @@ class HostedEvent(Enum):
     COMMITTED = "committed"
     PAUSED = "paused"
     RESUMED = "resumed"
-    LOST = "lost its processes, and goes on with its files"
+    BROUGHT_BACK = "brought back"
     ENDED = "ended"
 
 

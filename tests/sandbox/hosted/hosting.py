@@ -1,0 +1,31 @@
+"""A host of sandboxes on the real local backend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from headstart.backends.local import open_local_backend
+from headstart.clock import SystemClock
+from headstart.ids import RandomIds
+from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.templates import TemplateStore
+
+__all__ = ["open_host"]
+
+
+@asynccontextmanager
+async def open_host(tmp_path: Path) -> AsyncGenerator[SandboxHost]:
+    """Host sandboxes of the local backend, those of an earlier host in this folder first."""
+    async with (
+        open_local_backend(tmp_path / "backend") as backend,
+        SandboxHost.open(
+            backend,
+            templates=TemplateStore(tmp_path / "templates"),
+            folder=tmp_path / "hosted",
+            clock=SystemClock(),
+            ids=RandomIds(),
+        ) as opened,
+    ):
+        yield opened

@@ -1,0 +1,123 @@
+"""A service that is killed at a given moment of what it does to a sandbox.
+
+    killed_child.py STATE ACT MOMENT
+
+MOMENT is `before:RECORD` or `after:RECORD`, of what is written to the sandbox's journal, or
+`after:STEP` of what making a sandbox takes. When it comes, this process kills itself. What it makes first:
+a file `f` with `1`, a checkpoint, and then `2` in it; in a branch, `3`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import anyio
+from tests.sandbox.hosted.hosting import open_host
+
+from headstart.runtime.lineage_journal import LineageJournal
+from headstart.sandbox.hosted import SandboxHost, keeping
+from headstart.sandbox.hosted.keeping import SandboxKeeping
+from headstart.sandbox.options import SandboxOptions
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def arm(moment: str) -> None:
+    """Have the process killed when it comes to this."""
+    when, _, what = moment.partition(":")
+    write: Callable[[LineageJournal, object], None] = LineageJournal._write
+
+    def watched(journal: LineageJournal, record: object) -> None:
+        if when == "before" and type(record).__name__ == what:
+            die()
+        write(journal, record)
+        if when == "after" and type(record).__name__ == what:
+            die()
+
+    setattr(LineageJournal, "_write", watched)  # noqa: B010
+    steps: dict[str, tuple[Any, str]] = {
+        "record": (keeping, "write_record"),
+        "store": (SandboxKeeping, "_make_place"),
+        "files": (SandboxKeeping, "_begun"),
+    }
+    if what in steps:
+        owner, name = steps[what]
+        step = getattr(owner, name)
+        if what == "store":
+
+            async def slow(*given: Any, **named: Any) -> NoReturn:
+                await step(*given, **named)
+                die()
+
+            setattr(owner, name, slow)
+        elif what == "files":
+
+            def instead(*_given: Any, **_named: Any) -> NoReturn:
+                die()
+
+            setattr(owner, name, instead)
+        else:
+
+            def then(*given: Any, **named: Any) -> NoReturn:
+                step(*given, **named)
+                die()
+
+            setattr(owner, name, then)
+
+
+async def prepare(host: SandboxHost) -> str:
+    box = await host.create(SandboxOptions(), name="mine")
+    await box.files.write("f", b"1")
+    await host.checkpoint(box.id)
+    await box.files.write("f", b"2")
+    return box.id
+
+
+async def act(host: SandboxHost, name: str, moment: str) -> None:
+    if name == "create":
+        arm(moment)
+        await host.create(SandboxOptions())
+        return
+    box = await prepare(host)
+    if name == "fork":
+        arm(moment)
+        await host.fork(box)
+    elif name == "commit":
+        branch = await host.fork(box)
+        await branch.files.write("f", b"3")
+        arm(moment)
+        await host.commit(branch.id)
+    elif name == "checkpoint":
+        arm(moment)
+        await host.checkpoint(box)
+    elif name == "rollback":
+        with host.using(box) as found:
+            kept = found.checkpoints[0].id
+        arm(moment)
+        await host.rollback(box, kept)
+    elif name == "drop":
+        with host.using(box) as found:
+            arm(moment)
+            await found.drop(found.checkpoints[0].id)
+    elif name == "kill":
+        arm(moment)
+        await host.kill(box)
+    else:
+        raise AssertionError(name)
+
+
+async def main() -> None:
+    async with open_host(Path(sys.argv[1])) as host:
+        await act(host, sys.argv[2], sys.argv[3])
+        await anyio.sleep(20)  # what comes of it may come later
+
+
+anyio.run(main)

@@ -1,0 +1,285 @@
+"""Hosted sandboxes after the service has ended, however: one state is canonical, the old one or the new."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from tests.machine import may_make_namespaces
+from tests.sandbox.hosted.hosting import open_host
+
+from headstart.errors import HeadstartError, SandboxUnknown
+from headstart.sandbox.hosted import HostedInfo, SandboxHost
+from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.sandbox import Sandbox
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(not may_make_namespaces(), reason="the local backend cannot run here: no namespaces"),
+]
+
+CHILD = Path(__file__).with_name("killed_child.py")
+JOURNAL_ACTS = {
+    "checkpoint": ("CheckpointRequested", "KeptAs", "CheckpointCaptured"),
+    "rollback": ("RollbackRequested", "StateStaged", "StateVerified", "StateSwapped", "GarbageCollected"),
+    "fork": ("ForkRequested", "BranchForked"),
+    "commit": ("CommitRequested", "StateStaged", "StateVerified", "StateSwapped", "GarbageCollected"),
+    "drop": ("CheckpointDropRequested", "GarbageCollected"),
+    "kill": ("LineageClosed",),
+}
+MOMENTS = [
+    (act, f"{when}:{record}")
+    for act, records in JOURNAL_ACTS.items()
+    for record in records
+    for when in ("before", "after")
+]
+NEW_CONTENT = {"rollback": b"1", "commit": b"3"}
+
+
+def killed(state: Path, act: str, moment: str) -> None:
+    """Run a service until it is killed at that moment."""
+    run = subprocess.run(
+        [sys.executable, str(CHILD), str(state), act, moment],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(CHILD.parent), *sys.path))},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr.decode()[-2000:]
+
+
+def on_disk(state: Path) -> tuple[set[str], set[str]]:
+    """Return what is remembered, and the stores that there are."""
+    stores = [path for path in state.rglob("stores/*") if path.is_dir() and not path.name.startswith(".")]
+    return {path.name for path in (state / "hosted").iterdir()}, {path.name for path in stores}
+
+
+async def only(host: SandboxHost) -> HostedInfo:
+    [info] = await host.list()
+    return info
+
+
+@pytest.mark.parametrize(("act", "moment"), MOMENTS, ids=[f"{act}, {moment}" for act, moment in MOMENTS])
+async def test_a_service_that_is_killed_at_any_moment_leaves_the_old_state_or_the_new(
+    act: str, moment: str, tmp_path: Path
+) -> None:
+    await anyio.to_thread.run_sync(killed, tmp_path, act, moment)
+    async with open_host(tmp_path) as host:
+        if (act, moment) == ("kill", "after:LineageClosed"):
+            assert await host.list() == ()
+            assert on_disk(tmp_path) == (set(), set())
+            return
+        info = await only(host)
+        assert (info.name, info.branch_of) == ("mine", None)
+        assert on_disk(tmp_path) == ({info.id}, {info.id})
+        is_swapped = moment in {"after:StateSwapped", "before:GarbageCollected", "after:GarbageCollected"}
+        with host.using(info.id) as box:
+            content = await box.files.read("f")
+            assert content == (NEW_CONTENT.get(act, b"2") if is_swapped else b"2")
+            kept = [each.id for each in box.checkpoints]
+            was_kept = (act, moment) == ("checkpoint", "after:CheckpointCaptured")
+            was_dropped = act == "drop" and moment != "before:CheckpointDropRequested"
+            assert len(kept) == 1 + was_kept - was_dropped
+            await it_can_go_on(host, box, content)
+        assert on_disk(tmp_path) == ({info.id}, {info.id})
+
+
+async def it_can_go_on(host: SandboxHost, box: Sandbox, content: bytes) -> None:
+    """It is as good as one that was never killed."""
+    for each in box.checkpoints:
+        await host.rollback(box.id, each.id)
+        assert await box.files.read("f") in {b"1", b"2"}
+    kept = await host.checkpoint(box.id)
+    await box.files.write("f", b"9")
+    branch = await host.fork(box.id)
+    await branch.files.write("f", b"8")
+    await host.commit(branch.id)
+    assert await box.files.read("f") == b"8"
+    await host.rollback(box.id, kept.id)
+    assert await box.files.read("f") == (b"1" if len(box.checkpoints) > 1 else content) or content
+
+
+@pytest.mark.parametrize("step", ["record", "store", "files", "LineageOpened"])
+async def test_a_sandbox_that_was_being_made_when_the_service_was_killed_is_gone(step: str, tmp_path: Path) -> None:
+    await anyio.to_thread.run_sync(killed, tmp_path, "create", f"after:{step}")
+    async with open_host(tmp_path) as host:
+        assert await host.list() == ()
+        assert on_disk(tmp_path) == (set(), set())
+
+
+@pytest.fixture
+async def stopped(tmp_path: Path) -> tuple[Path, str]:
+    """What a service that was stopped has left of one sandbox."""
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions(env={"WHO": "me"}), name="mine", ends_after_idle_s=1000)
+        await box.run("echo 1 > f; mkdir -p d/e; ln -s f l; chmod 751 f")
+        await host.checkpoint(box.id)
+        with host.using(box.id):
+            await box.run_code("x = 1")
+            await box.run_in_shell("cd d/e; W=7; f() { echo from f; }")
+        name = box.id
+    return tmp_path, name
+
+
+async def test_files_names_options_and_the_bash_session_outlive_a_service_that_is_stopped(
+    stopped: tuple[Path, str],
+) -> None:
+    folder, name = stopped
+    async with open_host(folder) as host:
+        info = await only(host)
+        assert (info.id, info.name, info.ends_after_idle_s) == (name, "mine", 1000)
+        with host.using("mine") as box:
+            assert (await box.run("cat f l; stat -c %a f; echo $WHO")).stdout == "1\n1\n751\nme\n"
+            session = await box.run_in_shell("pwd; echo $W; f")
+            assert session.stdout == "/home/sandbox/d/e\n7\nfrom f\n"
+            assert not session.restarted
+            assert (await box.run_code("'x' in globals()")).restarted, "a kernel is lost, and it is told"
+            assert not (await box.run_code("1")).restarted, "once"
+
+
+async def test_a_session_that_nobody_has_used_since_outlives_the_next_service_as_well(
+    stopped: tuple[Path, str],
+) -> None:
+    folder, name = stopped
+    for _ in range(2):
+        async with open_host(folder) as host:
+            assert (await only(host)).id == name
+    async with open_host(folder) as host:
+        with host.using(name) as box:
+            assert (await box.run_in_shell("f")).stdout == "from f\n"
+
+
+async def test_branches_are_lost_with_the_service_and_their_files_with_them(tmp_path: Path) -> None:
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions())
+        branch = await host.fork(box.id)
+        await branch.files.write("f", b"x")
+    async with open_host(tmp_path) as host:
+        assert (await only(host)).id == box.id
+        with pytest.raises(SandboxUnknown):
+            await host.look(branch.id)
+        assert (await host.look(box.id)).usage.memory_bytes < 50_000_000
+
+
+async def test_a_sandbox_whose_first_process_is_killed_goes_on_with_its_files(tmp_path: Path) -> None:
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions())
+        await box.files.write("f", b"1")
+        async with host.watching() as events:
+            os.kill(box._current().pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownArgumentType]
+            told: list[str] = []
+            with anyio.fail_after(20):
+                async for event in events:
+                    told.append(event.event.name)
+                    if event.event.name == "BROUGHT_BACK":
+                        break
+        assert told == ["ENDED", "BROUGHT_BACK"]
+        with host.using(box.id) as again:
+            assert await again.files.read("f") == b"1"
+
+
+async def test_a_sandbox_whose_first_process_keeps_being_killed_is_given_up_and_its_files_stay(
+    tmp_path: Path,
+) -> None:
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions())
+        await box.files.write("f", b"1")
+        async with host.watching() as events:
+            for _ in range(4):
+                with host.using(box.id) as found:
+                    os.kill(found._current().pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownArgumentType]
+                with anyio.fail_after(20):
+                    async for event in events:
+                        if event.event.name == "BROUGHT_BACK" or "keeps being killed" in event.about:
+                            break
+        with pytest.raises(SandboxUnknown, match="keeps being killed"):
+            await host.look(box.id)
+    async with open_host(tmp_path) as host:
+        with host.using(box.id) as found:
+            assert await found.files.read("f") == b"1"
+
+
+@pytest.mark.parametrize("damaged", ["journal", "record.json"])
+async def test_one_that_is_damaged_is_told_and_the_others_go_on(
+    damaged: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_host(tmp_path) as host:
+        broken, whole = [await host.create(SandboxOptions()) for _ in range(2)]
+    file = tmp_path / "hosted" / broken.id / damaged
+    file.write_bytes(b'{"e": "Nonsense"}\n' + file.read_bytes())
+    async with open_host(tmp_path) as host:
+        assert (await only(host)).id == whole.id
+        assert f"{file} is damaged" in caplog.text
+        if damaged == "journal":
+            with pytest.raises(SandboxUnknown, match="could not be brought back"):
+                await host.look(broken.id)
+            await host.kill(broken.id)
+            assert on_disk(tmp_path) == ({whole.id}, {whole.id})
+        assert (tmp_path / "hosted" / broken.id).exists() == (damaged != "journal")
+
+
+async def test_a_sandbox_whose_mount_is_gone_waits_until_it_is_there_again(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions(mounts={str(shown): "ro"}))
+        await box.files.write("f", b"1")
+    shown.rmdir()
+    async with open_host(tmp_path) as host:
+        assert await host.list() == ()
+        with pytest.raises(SandboxUnknown, match="is to be mounted, but does not exist"):
+            await host.look(box.id)
+    shown.mkdir()
+    async with open_host(tmp_path) as host:
+        with host.using(box.id) as again:
+            assert await again.files.read("f") == b"1"
+
+
+async def test_a_full_disk_refuses_a_checkpoint_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions())
+        await box.files.write("f", b"1")
+        kept = await host.checkpoint(box.id)
+        await box.files.write("f", b"2")
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("headstart.runtime.lineage_journal._ROOM_BYTES", 1 << 40)
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(HeadstartError, match="cannot be written: No space left on device"):
+            await host.checkpoint(box.id)
+        monkeypatch.undo()
+        assert await box.files.read("f") == b"2"
+        await host.rollback(box.id, kept.id)
+        assert await box.files.read("f") == b"1"
+    async with open_host(tmp_path) as host:
+        with host.using(box.id) as again:
+            assert await again.files.read("f") == b"1"
+            assert [each.id for each in again.checkpoints] == [kept.id]
+
+
+async def test_the_journal_holds_what_has_to_be_known_and_not_every_command(tmp_path: Path) -> None:
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions())
+        for _ in range(50):
+            await box.run(["true"])
+        await host.checkpoint(box.id)
+    lines = (tmp_path / "hosted" / box.id / "journal").read_bytes().rstrip(b"\0").splitlines()
+    assert [json.loads(line)["e"] for line in lines] == [
+        "LineageOpened",
+        "RunRequested",
+        "RunEnded",
+        "CheckpointRequested",
+        "KeptAs",
+        "CheckpointCaptured",
+    ]
