@@ -73,7 +73,9 @@ def test_an_earlier_template_stays_and_the_rest_is_removed_by_the_next_build(
     with subprocess.Popen([*HEADSTART, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             wait_until(
-                lambda: moment(templates) and {str(p) for p in templates.glob("*/*")} > before, what="it has begun"
+                lambda: moment(templates) and {str(p) for p in templates.glob("*/*")} > before,
+                within_s=60,
+                what="it has begun",
             )
             below = descendants(process.pid)
         finally:

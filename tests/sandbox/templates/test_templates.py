@@ -351,6 +351,43 @@ async def test_what_nobody_needs_is_removed(state: Path, archive: Path, boxes: h
     assert files(state) == []
 
 
+def deep(folders: int) -> str:
+    return f"""python3 -c 'import os; os.chdir(os.environ["HOME"]); [(os.mkdir("d"), os.chdir("d")) for _ in range({folders})]'"""
+
+
+async def test_whatever_a_set_up_command_has_made_is_kept_and_goes_with_its_template(
+    boxes: headstart.Sandboxes, store: TemplateStore, state: Path
+) -> None:
+    closed = "mkdir -p ~/closed/in/it; echo 1 > ~/closed/in/it/f; ln ~/closed/in/it/f ~/g; mkfifo ~/fifo; chmod 0 ~/closed/in ~/closed"
+    await build(boxes, deep(700), closed)
+    async with box_of(boxes) as box:
+        seen = await said(
+            box, "cd; cat g; stat -c '%A %h' closed g fifo; chmod 700 closed; chmod 700 closed/in; cat closed/in/it/f"
+        )
+        assert seen == "1\nd--------- 3\n-rw-r--r-- 2\nprw-r--r-- 1\n1\n"
+        await anyio.to_thread.run_sync(store.remove, "mine")
+    async with headstart.Sandboxes.open(state_dir=state):
+        pass
+    assert len(files(state)) == 1  # `boxes` could still start from it
+
+
+async def test_the_files_of_a_template_are_removed_whatever_they_are(state: Path, store: TemplateStore) -> None:
+    if not may_make_namespaces():
+        pytest.skip("the local backend cannot run here: no namespaces")
+    async with headstart.Sandboxes.open(state_dir=state) as boxes:
+        await build(boxes, deep(700), "mkdir -p ~/a/b/c; touch ~/a/b/c/f; chmod 0 ~/a/b/c ~/a/b ~/a")
+    store.remove("mine")
+    assert files(state) == []
+
+
+async def test_a_set_up_command_that_makes_what_cannot_be_saved_is_told(
+    boxes: headstart.Sandboxes, state: Path
+) -> None:
+    with pytest.raises(BackendError, match="nested too deeply"):
+        await build(boxes, deep(1900))
+    assert files(state) == []
+
+
 async def test_a_template_is_nobody_elses_to_read(boxes: headstart.Sandboxes, state: Path, archive: Path) -> None:
     await build(boxes, "echo 1 > ~/a", source=archive)
     ours = [state, state / "templates", *(path for depth in ("*", "*/*") for path in (state / "templates").glob(depth))]

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headstart.backends.local.guest.copying import delete_tree
-from headstart.backends.spawner.guest.runs import remove_tree
 
 __all__ = ["SharedFolders", "new_name", "remove"]
 
@@ -79,11 +78,21 @@ def new_name() -> str:
 
 def remove(folder: Path) -> None:
     """Delete a folder with all that is in it, as far as that is possible; several may at once."""
-    with suppress(OSError):
-        delete_tree(str(folder))
-    for rest in (folder, *folder.parent.glob(f"{folder.name}.*")):  # what its owner has made unreadable
-        if rest.exists():
-            remove_tree(str(rest))
+    for rest in (folder, *folder.parent.glob(f"{folder.name}.*")):  # where an earlier try has put what was deep in it
+        with suppress(OSError):
+            _open_up(rest)
+            delete_tree(str(rest))
+
+
+def _open_up(folder: Path) -> None:
+    """Let its owner into all folders in a folder, also where he has closed them to himself."""
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        with suppress(OSError):
+            here.chmod(0o700)
+            with os.scandir(here) as entries:
+                waiting += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def _is_used(folder: Path) -> bool:

@@ -137,8 +137,13 @@ def stamp_of(folder: Path) -> str:
     waiting = [(str(folder), "", _STAMPED_LEVELS)]
     while waiting:
         here, name, levels = waiting.pop()
-        with os.scandir(here) as entries:
-            found = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.path) for entry in entries)
+        try:
+            with os.scandir(here) as entries:
+                found = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.path) for entry in entries)
+        except PermissionError:
+            if not name:
+                raise
+            found = []  # who owns it has closed it, to himself as well
         told = [f"{entry}/" if is_folder else entry for entry, is_folder, _ in found]
         digest.update("\0".join([name, *told, "\n"]).encode(errors="surrogateescape"))
         if levels > 1:
