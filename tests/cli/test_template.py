@@ -11,10 +11,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from tests.e2e.running import Place, service
+from tests.e2e.running import Place, headstart, service
 from tests.machine import may_make_namespaces
 
 from headstart.testing.roots import make_root
@@ -146,7 +146,7 @@ def test_a_terminal_gets_tables_and_a_pipe_gets_json(tmp_path: Path) -> None:
         (("remove", "m"), 2, "error: template: there is no template 'm'\nhint: "),
         (("remove", "host"), 2, "error: template: 'host' is always there\nhint: "),
     ],
-    ids=lambda value: " ".join(map(str, cast("tuple[object, ...]", value))) if isinstance(value, tuple) else "",
+    ids=str,
 )
 def test_what_cannot_be_done_is_told_with_the_cure(
     words: Sequence[str], status: int, told: str, tmp_path: Path
@@ -198,11 +198,35 @@ def test_a_sandbox_that_lives_in_the_service_is_started_from_a_template_too(tmp_
         created = running.command("sandbox", "create", "--template", "mine", "--name", "box")
         assert created.returncode == 0, created.stderr
         running.command("template", "remove", "mine")
-        used = running.command("sandbox", "run", "--in", "box", "--", 'cat ~/a; echo "$X $0"; ls -d /usr')
-        assert used.stdout == "1\ny sh\n"
+        use = ("sandbox", "run", "--state-dir", str(place.state), "--in", "box")
+        used = headstart(*use, "--", 'cat ~/a; echo "$X $0"; ls -d /usr')
+        assert used.stdout == "1\ny sh\n", used.stderr
         assert json.loads(running.command("sandbox", "show", "box").stdout)["template"] == "mine"
         again = running.command("sandbox", "create", "--template", "mine")
         assert (again.returncode, again.stdout) == (2, "")
         assert again.stderr.startswith("error: template: there is no template 'mine'\nhint: ")
-        refused = running.command("sandbox", "run", "--in", "box", "--template", "other", "true")
+        refused = headstart(*use, "--template", "other", "--", "true")
         assert refused.stderr.startswith("error: --template: box has been made already\n")
+
+
+def test_a_sandbox_that_outlives_the_service_goes_on_with_the_template_that_it_was_started_from(tmp_path: Path) -> None:
+    place = Place(folder=tmp_path / "place").configure({})
+    use = ("sandbox", "run", "--state-dir", str(place.state), "--in", "box", "--")
+    layers, kept = place.state / "templates/layers", place.state / "templates/kept"
+    with service(place) as running:
+        assert running.command("template", "build", "mine", "--setup", "echo 1 > ~/a; echo 1 > ~/b").returncode == 0
+        assert running.command("sandbox", "create", "--template", "mine", "--name", "box").returncode == 0
+        assert headstart(*use, "cat ~/a; echo 2 > ~/b").stdout == "1\n"
+        if not kept.exists():
+            pytest.skip("no sandbox outlives the service here")
+    anew = ("template", "build", "mine", "--setup", "echo new > ~/a", "--state-dir", str(place.state))
+    assert headstart(*anew).returncode == 0
+    assert len(list(layers.iterdir())) == 2
+    with service(place) as running:
+        assert headstart(*use, "cat ~/a ~/b").stdout == "1\n2\n"
+        running.command("template", "remove", "mine")
+    with service(place) as running:
+        assert headstart(*use, "cat ~/a ~/b").stdout == "1\n2\n"
+        assert running.command("sandbox", "kill", "box").returncode == 0
+        assert list(layers.iterdir()) == []
+        assert list(kept.iterdir()) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,14 +115,19 @@ class Sandboxes:
         finally:
             await box.kill()
 
-    async def prepare(self, options: SandboxOptions) -> Ready:
+    async def prepare(self, options: SandboxOptions, *, owner: SandboxId | None = None) -> Ready:
         """Make ready what a sandbox with these options is started from.
+
+        Args:
+            options: How it is to be.
+            owner: A sandbox that outlives this process: it has the same template again, whatever becomes of that, until
+                `let_go_of_template`.
 
         Raises:
             ConfigError: An option cannot be used, or there is no such template.
             BackendError: It cannot be made ready.
         """
-        held = None if options.template == HOST else await self._hold(options.template)
+        held = None if options.template == HOST else await self._hold(options.template, owner)
         if held is None:
             prepared = await self._prepare(options.launch())
             return Ready(prepared=prepared, environment=options.environment())
@@ -171,8 +176,18 @@ class Sandboxes:
         )
         return await builder.build(order)
 
-    async def _hold(self, name: str) -> HeldTemplate:
+    async def let_go_of_template(self, owner: SandboxId) -> None:
+        """Note that a sandbox which outlived its process has ended. One that had no template is fine."""
+        await anyio.to_thread.run_sync(self._templates.let_go, owner)
+
+    async def let_go_of_all_templates_but(self, owners: Collection[str]) -> None:
+        """Note which sandboxes that outlived their process there are."""
+        await anyio.to_thread.run_sync(self._templates.let_go_of_all_but, owners)
+
+    async def _hold(self, name: str, owner: SandboxId | None) -> HeldTemplate:
         """Return a template; its files stay where they are until all sandboxes of this process have ended."""
+        if owner is not None:
+            return await anyio.to_thread.run_sync(_kept_for, self._templates, name, owner)
         async with self._preparing:
             version = self._templates.version(name)
             known, held = self._held.get(name, (None, None))
@@ -196,6 +211,11 @@ class Sandboxes:
             for prepared in self._prepared:
                 await prepared.aclose()
             self._holding.close()
+
+
+def _kept_for(templates: TemplateStore, name: str, owner: SandboxId) -> HeldTemplate:
+    with templates.held(name, owner=owner) as held:
+        return held
 
 
 def _make_private(state: Path) -> None:

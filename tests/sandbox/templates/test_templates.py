@@ -568,3 +568,35 @@ async def test_a_root_need_not_have_bash(boxes: headstart.Sandboxes, tmp_path: P
         assert await said(box, "cat ~/a; echo $0") == "sh\nsh\n"
         async with await box.fork() as branch:
             assert await said(branch, "echo $0") == "sh\n"
+
+
+# ------------------------------------------------------------ kept for somebody
+
+
+async def test_who_was_given_a_template_gets_the_same_again_whatever_becomes_of_it(
+    state: Path, store: TemplateStore
+) -> None:
+    if not may_make_namespaces():
+        pytest.skip("the local backend cannot run here: no namespaces")
+    async with headstart.Sandboxes.open(state_dir=state) as boxes:
+        await build(boxes, "echo 1 > ~/a")
+        with store.held("mine", owner="box_1") as first:
+            pass
+        await build(boxes, "echo 2 > ~/a")
+        with store.held("mine", owner="box_2") as second:
+            pass
+    store.remove("mine")
+    assert first.base is not None
+    assert second.base is not None
+    assert [(held.base / "0/a").read_text() for held in (first, second) if held.base] == ["1\n", "2\n"]
+    with store.held("mine", owner="box_1") as again:
+        assert again == first
+    with pytest.raises(ConfigError, match="there is no template 'mine'"), store.held("mine", owner="box_3"):
+        pass
+    assert [path.partition("/")[0] for path in files(state)] == ["kept", "kept", "layers", "layers"]
+    store.let_go("box_1")
+    store.let_go("box_1")
+    assert not first.base.exists()
+    assert second.base.exists()
+    store.let_go_of_all_but(["box_1"])
+    assert files(state) == []

@@ -123,6 +123,7 @@ class SandboxKeeping:
         except OSError as error:
             raise unusable(self._folder, error) from error
         await self._remove_stores_without_folder({path.name for path in folders})
+        await self._sandboxes.let_go_of_all_templates_but({path.name for path in folders})
         records: list[HostedRecord] = []
         for folder in folders:
             if not (folder / _JOURNAL).exists():  # it was never told to anybody, or had ended
@@ -146,12 +147,13 @@ class SandboxKeeping:
             ConfigError: An option cannot be used.
             BackendError: It could not be started; nothing of it is left.
         """
-        ready = await self._sandboxes.prepare(record.options)
         name = SandboxId(record.id)
         if not self.is_durable:
+            ready = await self._sandboxes.prepare(record.options)
             running = await self._backend.start(ready.prepared, identity_of(name))
             return KeptSandbox(self, self._sandboxes.have(running, ready, name=LineageId(name)), record, None)
         try:
+            ready = await self._sandboxes.prepare(record.options, owner=name)
             store = await self._make_place(record, ready)
             running = await store.start(ready.prepared, identity_of(name))
             remembered = self._begun(name, store)
@@ -195,7 +197,7 @@ class SandboxKeeping:
         if view.sandbox is None:
             await self.remove(name)
             raise SandboxUnknown(f"{name} had been ended")
-        ready = await self._sandboxes.prepare(record.options)
+        ready = await self._sandboxes.prepare(record.options, owner=name)
         store = await self._backend.stores.open(name, limits=ready.prepared.template.limits)
         try:
             remembered, canonical = await self._remembered(path, view, kept_as, store)
@@ -271,6 +273,7 @@ class SandboxKeeping:
         else:
             await self._backend.stores.remove(name)
         (folder / _JOURNAL).unlink(missing_ok=True)
+        await self._sandboxes.let_go_of_template(name)
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 

@@ -3,6 +3,7 @@
     named/<name>.json   what is known of a template
     roots/<sha256>/     what was unpacked from an archive, for all templates that were built from it
     layers/<id>/        what one template's set-up commands have written
+    kept/<owner>.json   a template that a sandbox was started from which outlives its service, as it was then
     lock                held while any of this comes or goes
 
 A template is there as soon as its file in `named` is, which is put there by renaming: until then the root
@@ -16,7 +17,7 @@ from __future__ import annotations
 import difflib
 import fcntl
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class TemplateStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._named = folder / "named"
+        self._kept = folder / "kept"
         self._roots = SharedFolders(folder / "roots")
         self._layers = SharedFolders(folder / "layers")
 
@@ -76,10 +78,14 @@ class TemplateStore:
         """
         if name not in self.names():
             raise self._unknown(name)
+        return self._read(self._path(name), name)
+
+    @staticmethod
+    def _read(path: Path, name: str) -> TemplateRecord:
         try:
-            return TemplateRecord.model_validate_json(self._path(name).read_bytes())
+            return TemplateRecord.model_validate_json(path.read_bytes())
         except (ValidationError, OSError) as error:
-            raise _damaged(name, f"{self._path(name)} cannot be read") from error
+            raise _damaged(name, f"{path} cannot be read") from error
 
     def version(self, name: str) -> tuple[int, int] | None:
         """Return what changes when a template is built anew; None if there is none."""
@@ -114,17 +120,26 @@ class TemplateStore:
     # ------------------------------------------------------------ using
 
     @contextmanager
-    def held(self, name: str) -> Generator[HeldTemplate]:
+    def held(self, name: str, *, owner: str | None = None) -> Generator[HeldTemplate]:
         """Yield a template's files, which stay there for as long, whoever removes it.
+
+        Args:
+            name: The template's.
+            owner: Who goes on to need them when the block is left, until `let_go` or `let_go_of_all_but`. Who has
+                been given a template before gets that one, whatever the name means by now.
 
         Raises:
             ConfigError: There is none of that name, or its files are not what they were.
         """
-        if name not in self.names():  # nothing is made to find that out
+        kept = None if owner is None else self._kept / (owner + _SUFFIX)
+        is_kept = kept is not None and kept.exists()
+        if not is_kept and name not in self.names():  # nothing is made to find that out
             raise self._unknown(name)
         with ExitStack() as stack:
             with self._alone():
-                record = self.read(name)
+                record = self._read(kept, name) if kept is not None and is_kept else self.read(name)
+                if kept is not None and not is_kept:
+                    self._write(kept, record)
                 if damage := self.damage(record):
                     raise _damaged(name, damage)
                 root = base = None
@@ -187,12 +202,16 @@ class TemplateStore:
     def put(self, record: TemplateRecord) -> None:
         """Have a template of that name, in place of the one that was there."""
         with self._alone():
-            self._named.mkdir(mode=0o700, exist_ok=True)
-            beside = self._named / f".{new_name()}"
-            beside.touch(mode=0o600)
-            beside.write_text(record.model_dump_json(indent=2), encoding="utf-8")
-            os.sync()  # a template that is there is whole, whenever the machine stops
-            beside.rename(self._path(record.name))
+            self._write(self._path(record.name), record)
+
+    @staticmethod
+    def _write(path: Path, record: TemplateRecord) -> None:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        beside = path.parent / f".{new_name()}"
+        beside.touch(mode=0o600)
+        beside.write_text(record.model_dump_json(indent=2), encoding="utf-8")
+        os.sync()  # a template that is there is whole, whenever the machine stops
+        beside.rename(path)
 
     def remove(self, name: str) -> None:
         """Remove a template, and what no other one needs. Sandboxes that run on it go on.
@@ -206,13 +225,27 @@ class TemplateStore:
             self._path(name).unlink(missing_ok=True)
         self.collect()
 
+    def let_go(self, owner: str) -> None:
+        """Note that somebody needs no template any more, if he did; what nobody else needs is removed."""
+        if (self._kept / (owner + _SUFFIX)).exists():
+            with self._alone():
+                (self._kept / (owner + _SUFFIX)).unlink(missing_ok=True)
+            self.collect()
+
+    def let_go_of_all_but(self, owners: Collection[str]) -> None:
+        """Note that only these still need what they were given."""
+        for path in self._kept.glob("[!.]*" + _SUFFIX):
+            if path.name.removesuffix(_SUFFIX) not in owners:
+                self.let_go(path.name.removesuffix(_SUFFIX))
+
     def collect(self) -> None:
         """Remove roots and layers that no template has, and nobody uses."""
         with self._alone():
-            for unfinished in self._named.glob(".*"):
+            for unfinished in (*self._named.glob(".*"), *self._kept.glob(".*")):
                 unfinished.unlink(missing_ok=True)
             try:
                 records = [self.read(name) for name in self.names()]
+                records += [self._read(path, path.name) for path in self._kept.glob("*" + _SUFFIX)]
             except ConfigError:
                 return  # what one of them needs is not known
             roots = {record.root.digest for record in records if isinstance(record.root, ArchiveRoot)}
