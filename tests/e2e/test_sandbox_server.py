@@ -504,6 +504,7 @@ async def test_sandboxes_end_with_the_service_and_the_session_is_told_once_after
         processes = started.processes()
     wait_until(lambda: not alive(processes))
     with service(place) as started:
+        assert await sandboxes(started) == {}
         async with talking(started, "read") as read:
             assert await read.ok("list_files") == "[the folder is empty]"
         async with talking(started, "wrote") as wrote:
@@ -645,6 +646,15 @@ env = {{GREETING = "hello"}}
         line = f"echo $GREETING > {shown}/f; head -c 80000000 /dev/zero > big"
         assert "No space left on device" in client.call("bash", command=line)[0]
     assert (shown / "f").read_text() == "hello\n"
+
+
+def test_a_template_that_there_is_none_of_is_told_before_anything_is_served(place: Place, isolation: str) -> None:
+    place.configure({}, f'[service]\nbackend = "{isolation}"\n[sandbox]\nenabled = true\ntemplate = "nowhere"\n')
+    done = command("serve", "--config", str(place.config), "--state-dir", str(place.state), "--port", "0")
+    assert done.returncode == 2
+    error, hint = done.stderr.splitlines()
+    assert "nowhere" in error
+    assert hint.startswith("hint: ")
 
 
 def test_options_that_cannot_be_used_are_told_in_one_line(place: Place) -> None:

@@ -9,6 +9,8 @@ from headstart.backends.contract import Capabilities, Network
 from headstart.config.model import Settings
 from headstart.sandbox import SandboxOptions
 from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.options import HOST
+from headstart.sandbox.templates import TemplateStore
 from headstart.sandbox.tools import SANDBOX_SERVER, SandboxServer
 
 __all__ = ["sandbox_server", "serves_sandbox", "why_no_sandbox_server"]
@@ -25,8 +27,10 @@ def sandbox_server(settings: Settings, host: SandboxHost, capabilities: Capabili
     given: dict[str, Any] = asdict(settings.sandbox)
     del given["enabled"]
     given["mounts"] = {str(mount.path): mount.mode for mount in settings.sandbox.mounts}
-    options = SandboxOptions(**{name: value for name, value in given.items() if value is not None})
-    return SandboxServer(host, options.complete(), capabilities)
+    options = SandboxOptions(**{name: value for name, value in given.items() if value is not None}).complete()
+    if options.template != HOST:
+        TemplateStore(settings.state_dir / "templates").read(options.template)  # so that a wrong name is told now
+    return SandboxServer(host, options, capabilities)
 
 
 def serves_sandbox(settings: Settings, capabilities: Capabilities) -> bool:

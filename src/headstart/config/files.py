@@ -112,6 +112,7 @@ class SandboxTable(_Strict):
     """The built-in server `sandbox`, and what its sandboxes are made with."""
 
     enabled: bool | None = None
+    template: str | None = None
     network: Literal["none", "host"] | None = None
     mounts: list[SandboxMountOption | str] | None = None
     memory_mb: Annotated[float, Field(gt=0)] | None = None

@@ -247,10 +247,11 @@ class SandboxSettings:
 
     Attributes:
         enabled: Whether it is served; None: where sandboxes are isolated.
-        network, …: What its sandboxes are made with; None is what any sandbox has.
+        template, …: What its sandboxes are made with; None is what any sandbox has.
     """
 
     enabled: bool | None = None
+    template: str | None = None
     network: str | None = None
     mounts: tuple[MountSetting, ...] = ()
     memory_mb: float | None = None

@@ -115,7 +115,7 @@ class SandboxHost:
                 yield host
             finally:
                 for hosted in host._hosted.values():
-                    hosted.end("the service has ended", goes_on=keeping.is_durable)
+                    hosted.end("the service has ended", goes_on=keeping.outlives_service(hosted.record))
 
     async def _bring_back(self) -> None:
         """Start all again that an earlier service had, a few at a time; what fails is told and stays on disk."""
@@ -147,7 +147,12 @@ class SandboxHost:
     # ------------------------------------------------------------ what lives
 
     async def create(
-        self, options: SandboxOptions, *, name: str | None = None, ends_after_idle_s: float | None = None
+        self,
+        options: SandboxOptions,
+        *,
+        name: str | None = None,
+        ends_after_idle_s: float | None = None,
+        ends_with_service: bool = False,
     ) -> Sandbox:
         """Make a sandbox that lives until it is killed, or nobody has used it for `ends_after_idle_s`.
 
@@ -162,6 +167,7 @@ class SandboxHost:
             name=name,
             created_wall_s=self._clock.wall_s(),
             ends_after_idle_s=ends_after_idle_s,
+            ends_with_service=ends_with_service,
         )
         hosted: _Hosted = await self._tasks.start(self._own, record)
         return hosted.box
@@ -384,7 +390,7 @@ class SandboxHost:
         try:
             await self._until_over(hosted)
         finally:
-            hosted.end("the service has ended", goes_on=self._keeping.is_durable)
+            hosted.end("the service has ended", goes_on=self._keeping.outlives_service(hosted.record))
             with anyio.CancelScope(shield=True):
                 for branch in [each for each in self._hosted.values() if each.branch_of == hosted.record.id]:
                     branch.end(f"the sandbox that it was forked from has ended ({hosted.why})")
@@ -458,7 +464,8 @@ class SandboxHost:
 
         async def watch_life() -> None:
             await hosted.box.wait_lost()
-            hosted.end(_LOST, goes_on=self._keeping.is_durable and hosted.branch_of is None)
+            goes_on = self._keeping.outlives_service(hosted.record) and hosted.branch_of is None
+            hosted.end(_LOST, goes_on=goes_on)
 
         async with anyio.create_task_group() as watchers:
             watchers.start_soon(watch_life)

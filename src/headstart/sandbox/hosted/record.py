@@ -22,6 +22,7 @@ class HostedRecord:
         id: Its own.
         name: What its user calls it; None if it has no name.
         created_wall_s: When it was made, seconds since 1970.
+        ends_with_service: It is in memory alone, and nothing of it outlives the service.
         ends_after_idle_s: After how long without use it is ended; None: never.
         had_kernel / had_shell: Whether there is a Python kernel or a bash session to be lost.
         shell: The state of a bash session that was put to sleep when the service ended; None if none was.
@@ -32,6 +33,7 @@ class HostedRecord:
     name: str | None = None
     created_wall_s: float = 0.0
     ends_after_idle_s: float | None = None
+    ends_with_service: bool = False
     had_kernel: bool = False
     had_shell: bool = False
     shell: str | None = None

@@ -27,7 +27,7 @@ from headstart.ids import SessionId
 from headstart.runtime.contract import Catalogue, JsonObject
 from headstart.runtime.handshake import Lists, as_catalogue
 from headstart.sandbox.hosted import SandboxHost
-from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.options import HOST, SandboxOptions
 from headstart.sandbox.tools import arguments, commands, files, transactions
 from headstart.sandbox.tools.arguments import Arguments, CallRefused, checked, schema_of
 from headstart.sandbox.tools.session import SANDBOX_SERVER, SessionSandbox
@@ -218,9 +218,10 @@ def _reach_of(options: SandboxOptions, capabilities: Capabilities) -> _Reach:
 def _instructions(options: SandboxOptions, *, can_fork: bool) -> str:
     shown = ", ".join(f"{path} ({mode})" for path, mode in options.mounts.items())
     parts = [
-        "A Linux sandbox of this session's own, with an empty home, in which relative paths begin.",
+        "A Linux sandbox of this session's own, with a home in which relative paths begin.",
+        "It sees the host's programs." if options.template == HOST else f"It is made from {options.template}.",
         "It has no network." if options.network == "none" else "It has the network of its host.",
-        f"It sees these folders of the host: {shown}." if shown else "It sees no files of the host but the system's.",
+        f"It sees these paths of the host: {shown}." if shown else "It sees none of the host's own files.",
         "It lives as long as the session does.",
     ]
     if can_fork:

@@ -81,11 +81,11 @@ class SessionSandbox:
 
     async def _make(self) -> str:
         try:
-            made = await self.host.create(self._options, name=_name_of(self._session))
+            made = await self.host.create(self._options, name=_name_of(self._session), ends_with_service=True)
         except ConfigError as error:
             if error.where != "name":
                 raise
-            made = await self.host.create(self._options)  # another one is called so
+            made = await self.host.create(self._options, ends_with_service=True)  # another one is called so
         if self._has_ended:
             self.host.end(made.id, _OVER)
             raise SessionUnknown(f"session {self._session} has ended")
