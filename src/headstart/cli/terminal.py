@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-__all__ = ["console", "fit_encoding", "print_error", "print_json", "say", "show", "table"]
+__all__ = ["console", "fit_encoding", "print_error", "print_json", "say", "show", "shown", "table"]
 
 
 _PIPED_WIDTH = 200
@@ -44,6 +44,15 @@ def show(*parts: RenderableType) -> None:
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
+def shown(name: str) -> str:
+    r"""Write somebody else's name for something so that it is one word of a line, and steers no terminal.
+
+    >>> print(shown("a b"), shown("new\nline"), shown("\x1b[2J"))
+    a b 'new\nline' '\x1b[2J'
+    """
+    return name if name.isprintable() else repr(name)
+
+
 def table(*columns: str, header: bool = True) -> Table:
     """A table without lines, indented below its heading; what does not fit is folded."""
     from rich.table import Table
@@ -61,7 +70,17 @@ def say(message: str) -> None:
 
 def print_json(data: Mapping[str, Any]) -> None:
     """Print one JSON object, the only thing on stdout."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    print(text if _can_be_written(text) else json.dumps(data, indent=2))
+
+
+def _can_be_written(text: str) -> bool:
+    """Whether stdout's encoding has all of it; a file's name may be no text at all."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def print_error(error: HeadstartError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,7 +15,7 @@ import typer
 from headstart.cli.plain import plain
 from headstart.cli.sandbox.options import JsonOption, as_json, with_service
 from headstart.cli.settings import StateOption
-from headstart.cli.terminal import print_json, say, show, table
+from headstart.cli.terminal import print_json, say, show, shown, table
 from headstart.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = ["cp", "ls"]
 
 _T = TypeVar("_T")
 
+_PERMISSIONS = 0o777
 _KINDS = {"folder": stat.S_IFDIR, "link": stat.S_IFLNK, "file": stat.S_IFREG}
 
 
@@ -50,7 +52,7 @@ def ls(
     for each in found:
         mode = stat.filemode(_KINDS.get(each.kind.value, 0) | each.mode)
         changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.modified_s))
-        rows.add_row(mode, str(each.size_bytes), changed, each.name)
+        rows.add_row(mode, str(each.size_bytes), changed, shown(each.name))
     show(rows)
 
 
@@ -105,10 +107,10 @@ class _Copying:
         """Copy from here; into a folder that is there, under its own name."""
         if target.endswith("/") or target == "." or await self._is_folder(target):
             target = str(PurePosixPath(target, source.resolve().name))
-        await self._take_in(source, target)
+        await self._take_in(source, target, followed=True)
 
-    async def _take_in(self, source: Path, target: str) -> None:
-        facts = source.lstat()
+    async def _take_in(self, source: Path, target: str, *, followed: bool = False) -> None:
+        facts = source.stat() if followed else source.lstat()
         if stat.S_ISREG(facts.st_mode):
             await self._box.files.write(target, source.read_bytes(), mode=stat.S_IMODE(facts.st_mode))
         elif stat.S_ISDIR(facts.st_mode):
@@ -117,7 +119,7 @@ class _Copying:
             for each in sorted(source.iterdir()):
                 await self._take_in(each, f"{target}/{each.name}")
         else:
-            say(f"passed over: {source} is neither a file nor a folder")
+            say(f"passed over: {shown(str(source))} is neither a file nor a folder")
 
     async def hand_out(self, source: str, target: Path) -> None:
         """Copy from the sandbox; into a folder that is there, under its own name."""
@@ -129,20 +131,15 @@ class _Copying:
     async def _hand_out(self, info: FileInfo, target: Path) -> None:
         if info.kind.value == "file":
             content = await self._box.files.read(info.path)
-            beside = target.with_name(f".{target.name}.{os.getpid()}")
-            try:
-                beside.write_bytes(content)
-                beside.chmod(info.mode & 0o777)
-                beside.replace(target)  # whoever reads it sees the old content or the new, whole
-            finally:
-                beside.unlink(missing_ok=True)
+            _put(content, target, info.mode & _PERMISSIONS)
         elif info.kind.value == "folder":
             self._may_copy_folders(info.path)
             target.mkdir(exist_ok=True)
             for each in await self._box.files.list(info.path):
                 await self._hand_out(each, target / each.name)
+            target.chmod(info.mode & _PERMISSIONS | stat.S_IRWXU)
         else:
-            say(f"passed over: {info.path} is neither a file nor a folder")
+            say(f"passed over: {shown(info.path)} is neither a file nor a folder")
 
     async def _is_folder(self, path: str) -> bool:
         try:
@@ -155,6 +152,19 @@ class _Copying:
             raise ConfigError("is a folder", where=path, hint="copy it with -r")
 
 
+def _put(content: bytes, target: Path, mode: int) -> None:
+    """Have a file with this content: whoever reads it sees the old one or the new one, whole."""
+    descriptor, beside = tempfile.mkstemp(prefix=".headstart-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+        Path(beside).replace(target)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
 def _told_as_ours(work: Callable[[], _T], sandbox: str) -> _T:
     """Do it; what the system says of a file becomes an error of ours.
 
@@ -164,4 +174,4 @@ def _told_as_ours(work: Callable[[], _T], sandbox: str) -> _T:
     try:
         return work()
     except OSError as error:
-        raise HeadstartError(f"{error.filename or sandbox}: {error.strerror}") from error
+        raise HeadstartError(f"{shown(str(error.filename or sandbox))}: {error.strerror}") from error

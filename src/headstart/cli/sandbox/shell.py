@@ -7,7 +7,7 @@ import signal
 import sys
 import termios
 import tty
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,7 @@ from headstart.cli.sandbox.options import (
 )
 from headstart.cli.settings import StateOption
 from headstart.cli.state import state_dir as state_dir_of
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -100,9 +100,7 @@ async def _pass_between(shown: TerminalProcess) -> None:
             typed = os.read(sys.stdin.fileno(), _CHUNK_BYTES)
             if not typed:
                 return
-            while typed:
-                await anyio.wait_writable(shown.descriptor)
-                typed = typed[os.write(shown.descriptor, typed) :]
+            await _type(shown.descriptor, typed)
 
     async def resize() -> None:
         with anyio.open_signal_receiver(signal.SIGWINCH) as signals:
@@ -111,7 +109,8 @@ async def _pass_between(shown: TerminalProcess) -> None:
                 termios.tcsetwinsize(shown.descriptor, (rows, columns))
 
     async def until_end() -> None:
-        await shown.wait()
+        with suppress(HeadstartError):  # who has called us waits as well, and is told
+            await shown.wait()
         scope.cancel()
 
     os.set_blocking(shown.descriptor, False)
@@ -122,6 +121,20 @@ async def _pass_between(shown: TerminalProcess) -> None:
         with scope:
             await _show_all(shown.descriptor)
         working.cancel_scope.cancel()
+
+
+async def _type(descriptor: int, typed: bytes) -> None:
+    """Type it, as fast as it is read; what is typed when nobody has the terminal any more is lost."""
+    import anyio
+
+    while typed:
+        await anyio.wait_writable(descriptor)
+        try:
+            typed = typed[os.write(descriptor, typed) :]
+        except BlockingIOError:
+            continue
+        except OSError:
+            return
 
 
 async def _show_all(descriptor: int) -> None:

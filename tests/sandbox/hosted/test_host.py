@@ -1,0 +1,221 @@
+"""`SandboxHost`: who lives, by which name, until when, and what is told of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import anyio
+import pytest
+
+from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
+from headstart.sandbox import SandboxOptions
+from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.hosted.messages import Event
+from headstart.sandbox.sandbox import Sandbox
+
+pytestmark = pytest.mark.anyio
+
+SOON_S = 20.0
+PLAIN = SandboxOptions()
+
+
+async def ended(events: AsyncGenerator[Event], sandbox: str) -> Event:
+    with anyio.fail_after(SOON_S):
+        async for event in events:
+            if event.event.value == "ended" and event.sandbox == sandbox:
+                return event
+    raise AssertionError("nothing more is told")
+
+
+async def ids(host: SandboxHost) -> list[str]:
+    return [each.id for each in await host.list()]
+
+
+async def test_a_sandbox_is_found_by_its_id_its_name_and_the_beginning_of_its_id(host: SandboxHost) -> None:
+    box = await host.create(PLAIN, name="work")
+    for said in (box.id, "work", box.id[:8], box.id.removeprefix("box_")[:3]):
+        assert (await host.look(said)).id == box.id
+    for said in ("", "box_", "b", "wor", box.id.removeprefix("box_")[:2], box.id + "0"):
+        with pytest.raises(SandboxUnknown):
+            await host.look(said)
+
+
+async def test_a_beginning_that_several_have_names_them(host: SandboxHost) -> None:
+    found: dict[str, list[str]] = {}
+    for _ in range(3):
+        box = await host.create(PLAIN)
+        found.setdefault(box.id[:4], []).append(box.id)
+    with pytest.raises(SandboxUnknown, match="there is no sandbox 'box_'"):
+        await host.look("box_")
+    host._hosted["box_abcd1"] = host._hosted["box_abcd2"] = next(iter(host._hosted.values()))
+    try:
+        with pytest.raises(SandboxUnknown, match="could be") as told:
+            await host.look("abcd")
+        assert told.value.hint == "write more of its id"
+    finally:
+        del host._hosted["box_abcd1"], host._hosted["box_abcd2"]  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_name_goes_before_the_beginning_of_an_id_and_is_free_again_after_its_end(host: SandboxHost) -> None:
+    one = await host.create(PLAIN)
+    other = await host.create(PLAIN, name=one.id.removeprefix("box_")[:5])
+    assert (await host.look(one.id.removeprefix("box_")[:5])).id == other.id
+    await host.kill(other.id)
+    assert (await host.look(one.id.removeprefix("box_")[:5])).id == one.id
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "box_a", "x" * 64, "a/b", "a:b", "ä", "a\n"])
+async def test_what_can_be_no_name_is_none(name: str, host: SandboxHost) -> None:
+    with pytest.raises(ConfigError, match="cannot be a sandbox's name"):
+        await host.create(PLAIN, name=name)
+    assert await ids(host) == []
+
+
+async def test_of_two_that_want_a_name_at_once_one_gets_it(host: SandboxHost) -> None:
+    made: list[Sandbox] = []
+    refused: list[ConfigError] = []
+
+    async def create() -> None:
+        try:
+            made.append(await host.create(PLAIN, name="wanted"))
+        except ConfigError as error:
+            refused.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(create)
+    assert (len(made), len(refused)) == (1, 2)
+    assert {str(each) for each in refused} == {f"name: {made[0].id} is called 'wanted' already"}
+    assert await ids(host) == [made[0].id]
+
+
+async def test_what_was_nearly_meant_is_told(host: SandboxHost) -> None:
+    await host.create(PLAIN, name="training")
+    with pytest.raises(SandboxUnknown) as told:
+        await host.look("trainign")
+    assert told.value.hint == "did you mean training?"
+
+
+async def test_one_that_nobody_uses_ends_and_one_that_is_used_does_not(host: SandboxHost) -> None:
+    async with host.watching() as events:
+        idle = await host.create(PLAIN, ends_after_idle_s=0.3)
+        used = await host.create(PLAIN, ends_after_idle_s=0.3)
+        later = await host.create(PLAIN, ends_after_idle_s=0.8)
+        with host.using(used.id):
+            assert (await ended(events, idle.id)).about == "nobody had used it for 0.3 s"
+            await ended(events, later.id)
+            assert (await host.look(used.id)).idle_s == 0
+        assert (await ended(events, used.id)).about == "nobody had used it for 0.3 s"
+    with pytest.raises(SandboxUnknown, match="nobody had used it for"):
+        await host.look(idle.id)
+
+
+async def test_branches_end_with_their_sandbox_and_are_told_first(host: SandboxHost) -> None:
+    box = await host.create(PLAIN)
+    branches = [await host.fork(box.id) for _ in range(2)]
+    async with host.watching() as events:
+        await host.kill(box.id)
+        told = [await anext(events) for _ in range(3)]
+    assert [each.sandbox for each in told] == [branches[0].id, branches[1].id, box.id]
+    assert told[0].about == "the sandbox that it was forked from has ended (it was killed)"
+    assert await ids(host) == []
+
+
+@pytest.mark.parametrize("what", ["sandbox", "branch"])
+async def test_one_whose_init_is_killed_is_listed_no_more_and_says_why(what: str, host: SandboxHost) -> None:
+    box = await host.create(PLAIN)
+    branch = await host.fork(box.id)
+    victim = box if what == "sandbox" else branch
+    async with host.watching() as events:
+        os.kill(victim._current().pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownArgumentType, reportUnknownMemberType]
+        assert (await ended(events, victim.id)).about == "it ended by itself: its first process is gone"
+        if what == "sandbox":
+            with suppress(SandboxUnknown):  # its branch goes with it
+                await host.kill(branch.id)
+    assert await ids(host) == ([] if what == "sandbox" else [box.id])
+    with pytest.raises(SandboxUnknown, match="its first process is gone"):
+        await host.look(victim.id)
+
+
+async def test_a_kill_twice_at_once_ends_it_once_and_both_hear_of_it(host: SandboxHost) -> None:
+    box = await host.create(PLAIN)
+    async with host.watching() as events:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(host.kill, box.id)
+        assert await ids(host) == []
+        assert (await anext(events)).about == "it was killed"
+        other = await host.create(PLAIN)
+        assert (await anext(events)).sandbox == other.id
+
+
+async def test_a_create_that_is_cancelled_at_any_moment_leaves_nothing_or_one_that_lives(host: SandboxHost) -> None:
+    await host.kill((await host.create(PLAIN)).id)
+    for number in range(40):
+        box = None
+        with anyio.move_on_after(0.0004 * number):
+            box = await host.create(PLAIN, name="wanted")
+        lives = await ids(host)
+        assert lives == ([] if box is None else [box.id])
+        for each in lives:
+            await host.kill(each)
+
+
+async def test_a_fork_that_is_cancelled_at_any_moment_leaves_its_sandbox_and_no_branch_that_is_dead(
+    host: SandboxHost,
+) -> None:
+    box = await host.create(PLAIN)
+    await host.kill((await host.fork(box.id)).id)
+    for number in range(40):
+        with anyio.move_on_after(0.0005 * number):
+            await host.fork(box.id)
+        for each in await host.list():
+            with host.using(each.id) as lives:
+                assert (await lives.run("true")).ok
+            if each.branch_of is not None:
+                await host.kill(each.id)
+    assert await ids(host) == [box.id]
+    await box.files.write("f", b"")
+    assert (await box.run("ls")).stdout == "f\n"
+
+
+async def test_what_is_done_to_one_that_is_being_killed_is_refused_and_nothing_hangs(host: SandboxHost) -> None:
+    box = await host.create(PLAIN)
+    outcomes: list[HeadstartError] = []
+
+    async def use() -> None:
+        try:
+            with host.using(box.id) as used:
+                await used.run("sleep 1000")
+        except HeadstartError as error:
+            outcomes.append(error)
+
+    with anyio.fail_after(SOON_S):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(use)
+            await anyio.lowlevel.checkpoint()
+            tasks.start_soon(host.kill, box.id)
+    assert len(outcomes) == 5
+    assert all(isinstance(each, (BackendError, TransactionRefused, SandboxUnknown)) for each in outcomes)
+    assert await ids(host) == []
+
+
+async def test_who_does_not_read_events_misses_the_oldest_alone(host: SandboxHost) -> None:
+    box = await host.create(PLAIN)
+    async with host.watching() as events:
+        for _ in range(600):
+            await host.pause(box.id)
+            await host.resume(box.id)
+        first = await anext(events)
+        assert first.event.value in {"paused", "resumed"}
+        count = 1
+        await host.kill(box.id)
+        async for event in events:
+            count += 1
+            if event.event.value == "ended":
+                break
+        assert count == 1_001
