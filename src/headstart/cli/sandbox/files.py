@@ -154,6 +154,7 @@ class _Copying:
 
 def _put(content: bytes, target: Path, mode: int) -> None:
     """Have a file with this content: whoever reads it sees the old one or the new one, whole."""
+    target.parent.stat()  # so that what is missing is told by its name
     descriptor, beside = tempfile.mkstemp(prefix=".headstart-", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -25,7 +25,7 @@ from headstart.cli.sandbox.options import (
     with_service,
 )
 from headstart.cli.settings import StateOption
-from headstart.cli.terminal import print_json, table
+from headstart.cli.terminal import print_json, shown, table
 from headstart.cli.terminal import show as show_parts
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ def show(sandbox: SandboxArgument, *, json: JsonOption = False, state_dir: State
         return
     show_parts(_table([info]), *_facts(info))
     if info.checkpoints:
-        kept = table("checkpoint", "state", "how", "left out")
+        kept = table("checkpoint", "how", "left out")
         for each in info.checkpoints:
-            kept.add_row(each.id, each.version, each.capture.value, ", ".join(each.left_out) or "-")
+            kept.add_row(each.id, each.capture.value, ", ".join(shown(name) for name in each.left_out) or "-")
         show_parts("", kept)
     if branches:
         show_parts("", _table(branches))
@@ -137,8 +137,9 @@ def kill(
 
     async def work(service: HostedSandboxes) -> None:
         names = sandboxes or [each.id for each in await service.list() if each.branch_of is None]
-        for found in [await service.get(each) for each in names]:  # all are there, or none is killed
-            await found.kill()
+        found = [await service.get(each) for each in names]  # all are there, or none is killed
+        for box in {each.id: each for each in found}.values():
+            await box.kill()
 
     with_service(state_dir, work)
 
@@ -164,27 +165,39 @@ def events(*, json: JsonOption = False, state_dir: StateOption = None) -> None:
 def _table(found: Iterable[HostedInfo]) -> Table:
     rows = list(found)
     has_branches = any(each.branch_of for each in rows)
-    made_table = table(
-        "id", "name", "state", "age", "idle", "memory", "processes", *(["branch of"] if has_branches else [])
-    )
+    length = _telling_length([each.id for each in rows])
+    made_table = table("id", "name", "state", "age", "idle", "memory", *(["branch of"] if has_branches else []))
     for each in rows:
         made_table.add_row(
-            each.id,
+            each.id[:length],
             each.name or "-",
             each.state.value,
             _span(time.time() - each.created_wall_s),
             _span(each.idle_s),
             f"{each.usage.memory_bytes / 1e6:.0f} MB",
-            str(each.usage.processes),
-            *([each.branch_of or "-"] if has_branches else []),
+            *([(each.branch_of or "-")[:length]] if has_branches else []),
         )
     return made_table
 
 
+def _telling_length(ids: Sequence[str]) -> int:
+    """Return how much of an id tells it from the others, for a table that fits a terminal.
+
+    >>> _telling_length(["box_0123456789ab", "box_0123456700ab"]), _telling_length(["box_0123456789ab"])
+    (13, 12)
+    """
+    length = _SHORT_ID
+    while len({each[:length] for each in ids}) < len(set(ids)):
+        length += 1
+    return length
+
+
 def _facts(info: HostedInfo) -> list[Any]:
     facts = table("", "", header=False)
+    facts.add_row("id", info.id)
     facts.add_row("state version", info.version or "-")
     facts.add_row("template", info.template)
+    facts.add_row("processes", str(info.usage.processes))
     facts.add_row("network", info.network)
     for path, mode in info.mounts.items():
         facts.add_row("mount", f"{path} ({mode})")
@@ -193,6 +206,7 @@ def _facts(info: HostedInfo) -> list[Any]:
     return ["", facts]
 
 
+_SHORT_ID = len("box_") + 8
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 

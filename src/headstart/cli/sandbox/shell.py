@@ -157,7 +157,7 @@ async def _show_all(descriptor: int) -> None:
 def _raw(descriptor: int) -> Generator[None]:
     """Have every key passed on as it is, Ctrl-C too."""
     before = termios.tcgetattr(descriptor)
-    tty.setraw(descriptor)
+    tty.setraw(descriptor, termios.TCSADRAIN)  # what has been typed meanwhile is meant for it
     try:
         yield
     finally:
