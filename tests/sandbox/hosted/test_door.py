@@ -520,7 +520,8 @@ async def test_when_the_service_ends_whoever_waits_is_told_at_once(tmp_path: Pat
                         await anext(events)
             with pytest.raises(BackendError, match="the service is gone"):
                 await box.run("true")
-            assert not (await _commands_of(host, box.id))
+    (lives,) = await host.list()
+    assert not (await _commands_of(host, lives.id))
 
 
 async def _commands_of(host: SandboxHost, sandbox: str) -> str:

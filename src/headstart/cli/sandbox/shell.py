@@ -85,14 +85,22 @@ async def _shell(
         size = TerminalSize(rows=rows, columns=columns)
         async with box.start_on_terminal(("bash", "-i"), size, cwd=cwd, env=env) as shown:
             with _raw(sys.stdin.fileno()):
-                await _pass_between(shown)
+                told_to_end = await _pass_between(shown)
+            if told_to_end is not None:
+                return _SIGNALLED + told_to_end
             status = await shown.wait()
     return status.code if status.code is not None else _SIGNALLED + (status.signal or 0)
 
 
-async def _pass_between(shown: TerminalProcess) -> None:
-    """Show what the sandbox's terminal shows, and type there what is typed here, until its shell has ended."""
+async def _pass_between(shown: TerminalProcess) -> signal.Signals | None:
+    """Show what the sandbox's terminal shows, and type there what is typed here, until its shell has ended.
+
+    Returns:
+        The signal that we were told to end by, if that came first.
+    """
     import anyio
+
+    ended_by: list[signal.Signals] = []
 
     async def type_on() -> None:
         while True:
@@ -102,9 +110,13 @@ async def _pass_between(shown: TerminalProcess) -> None:
                 return
             await _type(shown.descriptor, typed)
 
-    async def resize() -> None:
-        with anyio.open_signal_receiver(signal.SIGWINCH) as signals:
-            async for _ in signals:
+    async def heed_signals() -> None:
+        with anyio.open_signal_receiver(signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP) as signals:
+            async for number in signals:
+                if number is not signal.SIGWINCH:
+                    ended_by.append(number)
+                    scope.cancel()
+                    return
                 columns, rows = os.get_terminal_size()
                 termios.tcsetwinsize(shown.descriptor, (rows, columns))
 
@@ -116,11 +128,12 @@ async def _pass_between(shown: TerminalProcess) -> None:
     os.set_blocking(shown.descriptor, False)
     async with anyio.create_task_group() as working:
         scope = anyio.CancelScope()
-        for task in (type_on, resize, until_end):
+        for task in (type_on, heed_signals, until_end):
             working.start_soon(task)
         with scope:
             await _show_all(shown.descriptor)
         working.cancel_scope.cancel()
+    return ended_by[0] if ended_by else None
 
 
 async def _type(descriptor: int, typed: bytes) -> None:

@@ -278,12 +278,16 @@ class SandboxHost:
             sandbox: Its id or name, or a beginning of its id that no other has.
 
         Raises:
-            SandboxUnknown: There is none; the message says whether it has ended, and why.
+            SandboxUnknown: There is none, or it ends meanwhile; the message says why.
         """
         hosted = self._find(sandbox)
         hosted.users += 1
         try:
             yield hosted.box
+        except BackendError as error:
+            if hosted.ending.is_set():
+                raise _has_ended(hosted.box.id, hosted.why) from error
+            raise
         finally:
             hosted.users -= 1
             hosted.used_at_s = self._clock.monotonic_s()
@@ -525,11 +529,15 @@ class SandboxHost:
         if len(sandbox) > _LONGEST_NAME:
             raise SandboxUnknown(f"there is no sandbox {sandbox[:_LONGEST_NAME]!r}…", hint=_WHO_LIVES)
         if sandbox in self._ended:
-            raise SandboxUnknown(f"{sandbox} has ended: {self._ended[sandbox]}", hint=_WHO_LIVES)
+            raise _has_ended(sandbox, self._ended[sandbox])
         names = [*(hosted.record.name or "" for hosted in named), *self._hosted]
         near = difflib.get_close_matches(sandbox, names, n=1)
         hint = f"did you mean {near[0]}?" if near else _WHO_LIVES
         raise SandboxUnknown(f"there is no sandbox {sandbox!r}", hint=hint)
+
+
+def _has_ended(sandbox: str, why: str) -> SandboxUnknown:
+    return SandboxUnknown(f"{sandbox} has ended: {why}", hint=_WHO_LIVES)
 
 
 def _is_paused(box: Sandbox) -> bool:
