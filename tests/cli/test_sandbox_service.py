@@ -61,16 +61,28 @@ class Service:
     folder: Path
     log: Path
 
-    def start(self, *words: str | bytes, **how: Any) -> subprocess.Popen[bytes]:
-        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    def start(
+        self,
+        *words: str | bytes,
+        stdin: int = subprocess.DEVNULL,
+        out: int = subprocess.PIPE,
+        new_session: bool = False,
+    ) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "headstart", "sandbox", *words]
-        process: subprocess.Popen[bytes] = subprocess.Popen(command, env=self.env, cwd=self.folder, **how)
-        return process
+        return subprocess.Popen(
+            command,
+            env=self.env,
+            cwd=self.folder,
+            stdin=stdin,
+            stdout=out,
+            stderr=out,
+            start_new_session=new_session,
+        )
 
     @contextmanager
-    def running(self, *words: str | bytes, **how: Any) -> Generator[subprocess.Popen[bytes]]:
+    def running(self, *words: str | bytes, stdin: int = subprocess.DEVNULL) -> Generator[subprocess.Popen[bytes]]:
         """Run a command that need not end by itself."""
-        with self.start(*words, **how) as process:
+        with self.start(*words, stdin=stdin) as process:
             try:
                 yield process
             finally:
@@ -180,7 +192,7 @@ def on_terminal(service: Service, *words: str, rows: int = 24, columns: int = 80
     ours, theirs = pty.openpty()
     resize(ours, rows, columns)
     modes = termios.tcgetattr(theirs)
-    process = service.start(*words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    process = service.start(*words, stdin=theirs, out=theirs, new_session=True)
     terminal = Terminal(process, ours, modes=modes)
     try:
         yield terminal
