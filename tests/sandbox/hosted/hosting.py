@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headstart.backends.local import open_local_backend
 from headstart.clock import SystemClock
-from headstart.ids import RandomIds
+from headstart.ids import IdSource, RandomIds
 from headstart.sandbox.hosted import SandboxHost
 from headstart.sandbox.templates import TemplateStore
 
@@ -16,7 +16,7 @@ __all__ = ["open_host"]
 
 
 @asynccontextmanager
-async def open_host(tmp_path: Path) -> AsyncGenerator[SandboxHost]:
+async def open_host(tmp_path: Path, *, ids: IdSource | None = None) -> AsyncGenerator[SandboxHost]:
     """Host sandboxes of the local backend, those of an earlier host in this folder first."""
     async with (
         open_local_backend(tmp_path / "backend") as backend,
@@ -25,7 +25,7 @@ async def open_host(tmp_path: Path) -> AsyncGenerator[SandboxHost]:
             templates=TemplateStore(tmp_path / "templates"),
             folder=tmp_path / "hosted",
             clock=SystemClock(),
-            ids=RandomIds(),
+            ids=ids or RandomIds(),
         ) as opened,
     ):
         yield opened

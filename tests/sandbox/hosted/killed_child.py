@@ -33,7 +33,7 @@ def die() -> NoReturn:
 def arm(moment: str) -> None:
     """Have the process killed when it comes to this."""
     when, _, what = moment.partition(":")
-    write: Callable[[LineageJournal, object], None] = LineageJournal._write
+    write: Callable[[LineageJournal, object], None] = LineageJournal._write  # pyright: ignore[reportPrivateUsage]
 
     def watched(journal: LineageJournal, record: object) -> None:
         if when == "before" and type(record).__name__ == what:

@@ -12,9 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.machine import may_make_namespaces
+from tests.sandbox.hosted.hosting import open_host
 
-from headstart.backends.local import open_local_backend
-from headstart.clock import SystemClock
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
 from headstart.sandbox import SandboxOptions
 from headstart.sandbox.hosted import SandboxHost
@@ -51,10 +50,7 @@ async def test_a_sandbox_is_found_by_its_id_its_name_and_the_beginning_of_its_id
 async def test_a_beginning_that_several_have_names_them(tmp_path: Path) -> None:
     if not may_make_namespaces():
         pytest.skip("the local backend cannot run here: no namespaces")
-    async with (
-        open_local_backend(tmp_path) as backend,
-        SandboxHost.open(backend, clock=SystemClock(), ids=AlikeIds()) as host,
-    ):
+    async with open_host(tmp_path, ids=AlikeIds()) as host:
         boxes = [await host.create(PLAIN) for _ in range(2)]
         with pytest.raises(SandboxUnknown, match=f"could be {boxes[0].id}, {boxes[1].id}") as told:
             await host.look("abcd")
