@@ -34,6 +34,9 @@ ABSENT = frozenset({"ENOENT"})
 DENIED = frozenset({"EPERM"})
 
 
+UNBOUNDED = "the kernel does not hold the limit"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
     """One attempt.
@@ -46,6 +49,7 @@ class Attack:
         ordinary: Reasons for a service of an ordinary user, where they differ.
         needs_limits: Only promised where the backend claims limits.
         weaker: A word by which the backend may admit in `weaker` that this gets through.
+        stored_weaker: Likewise, where its files are in a store.
     """
 
     id: str
@@ -56,6 +60,7 @@ class Attack:
     ordinary: frozenset[str] = field(default=frozenset())
     needs_limits: bool = False
     weaker: str | None = None
+    stored_weaker: str | None = None
 
     def expected(self, user: str) -> frozenset[str]:
         return self.ordinary if user == "ordinary" and self.ordinary else self.reasons
@@ -586,6 +591,7 @@ BOMBS = [
     *(
         Attack(
             id=f"filling {place}",
+            stored_weaker=UNBOUNDED,
             script=(
                 f"f = open(os.path.expanduser({place!r}) + '/fill', 'wb')\n"
                 "try:\n"
@@ -604,6 +610,7 @@ BOMBS = [
     *(
         Attack(
             id=f"using up inodes in {place}",
+            stored_weaker=UNBOUNDED,
             script=(
                 "try:\n"
                 f"    for index in range(20000): os.close(os.open(f'{place}/{{index}}', os.O_CREAT | os.O_WRONLY))\n"

@@ -3,7 +3,7 @@
 Stand-alone: `python driver.py < order`, one JSON object in, one out. The order holds
 `state` (an empty directory of ours), `facts` (what the attacks may know), `attacks` (`id`,
 `script`, `network`), `forked` (whether sandboxes are forks of one zygote, whose preloaded
-module `hostile` attacks too), and `private_network` (put metadata addresses on a loopback of our own).
+module `hostile` attacks too), `stored` (whether each has its files in a store), and `private_network` (put metadata addresses on a loopback of our own).
 
 Beside the attacker there is a victim: another sandbox with a file and a process of its own,
 a sentinel process outside, and listeners on the host. What became of them is reported too.
@@ -111,7 +111,11 @@ async def _try(
 async def _start(
     backend: LocalBackend, name: str, order: dict[str, Any], network: Network = Network.NONE
 ) -> RunningSandbox:
-    return await backend.start(await _prepared(backend, order, network), Identity(sandbox=SandboxId(name)))
+    prepared, identity = await _prepared(backend, order, network), Identity(sandbox=SandboxId(name))
+    if order["stored"]:
+        store = "".join(letter if letter.isalnum() else "-" for letter in name)
+        return await (await backend.stores.open(store, limits=LIMITS)).start(prepared, identity)
+    return await backend.start(prepared, identity)
 
 
 async def _prepared(backend: LocalBackend, order: dict[str, Any], network: Network) -> Prepared:

@@ -116,7 +116,9 @@ def state_for(user: str, ground: Path) -> Path:
     return state
 
 
-@pytest.fixture(scope="module", params=["root", "ordinary", "root, forked", "ordinary, forked"])
+@pytest.fixture(
+    scope="module", params=["root", "ordinary", "root, forked", "ordinary, forked", "root, stored", "ordinary, stored"]
+)
 def setting(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -129,7 +131,8 @@ def user(setting: str) -> str:
 @pytest.fixture(scope="module")
 def report(user: str, setting: str, bait: Bait, ground: Path) -> dict[str, Any]:
     attacks = [{"id": a.id, "script": PRELUDE + a.script, "network": a.network} for a in ATTACKS]
-    return run_driver(user, order_for(state_for(user, ground), bait, attacks, forked="forked" in setting))
+    order = order_for(state_for(user, ground), bait, attacks, forked="forked" in setting, stored="stored" in setting)
+    return run_driver(user, order)
 
 
 def order_for(
@@ -139,6 +142,7 @@ def order_for(
     *,
     private_network: bool = False,
     forked: bool = False,
+    stored: bool = False,
 ) -> dict[str, Any]:
     owner = state.stat().st_uid
     writable = state.parent / f"{state.name}-writable"
@@ -153,6 +157,7 @@ def order_for(
         "attacks": attacks,
         "private_network": private_network,
         "forked": forked,
+        "stored": stored,
     }
 
 
@@ -179,10 +184,11 @@ by_id = pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.id)
 
 
 @by_id
-def test_an_attack_fails_for_its_stated_reason(attack: Attack, user: str, report: dict[str, Any]) -> None:
+def test_an_attack_fails_for_its_stated_reason(attack: Attack, user: str, setting: str, report: dict[str, Any]) -> None:
     if attack.needs_limits and not report["limits"]:
         pytest.skip(f"no limits are claimed for {user}: {report['weaker']}")
-    if attack.weaker is not None and any(attack.weaker in line for line in report["weaker"]):
+    admitted = {attack.weaker, attack.stored_weaker if "stored" in setting else None} - {None}
+    if any(word in line for word in admitted for line in report["weaker"] if word is not None):
         pytest.skip(f"admitted for {user}: {report['weaker']}")
     result = report["results"][attack.id]
     assert outcome(result) in attack.expected(user), result
