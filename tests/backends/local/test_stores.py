@@ -308,6 +308,13 @@ def lose_files(folder: Path) -> None:
         (folder / "files" / "layers").rename(folder / "elsewhere")
 
 
+def open_up_layer(folder: Path) -> None:
+    for layer in (folder / "files" / "layers").glob("0"):
+        layer.chmod(0o777)
+        return
+    pytest.skip("layers are in disk images here")
+
+
 def tear_image(folder: Path) -> None:
     image = folder / "image"
     if not image.exists():
@@ -316,7 +323,9 @@ def tear_image(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lose_manifest, tear_manifest, change_manifest, lose_files, tear_image], ids=lambda each: each.__name__
+    "damage",
+    [lose_manifest, tear_manifest, change_manifest, lose_files, open_up_layer, tear_image],
+    ids=lambda each: each.__name__,
 )
 async def test_a_damaged_store_is_one_clear_error_and_the_others_go_on(
     damage: Callable[[Path], None], tmp_path: Path

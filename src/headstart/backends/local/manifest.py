@@ -70,6 +70,12 @@ class Manifest(_Strict):
         """Every layer that may be there and is needed."""
         return frozenset((*self.below, *(sandbox.next for sandbox in self.sandboxes.values())))
 
+    @property
+    def unsure(self) -> frozenset[str]:
+        """Those of them that may be there in part: they were being made."""
+        begun_with = (sandbox.top for sandbox in self.sandboxes.values() if not sandbox.begun and sandbox.top)
+        return frozenset((*begun_with, *(sandbox.next for sandbox in self.sandboxes.values())))
+
     def stack(self, top: str | None) -> tuple[str, ...]:
         """Return a layer and those below it, the lowest first.
 

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from headstart.backends.contract import Checkpoint, Identity, Prepared
+from headstart.backends.local.lineage import Member
 from headstart.backends.local.sandbox import LayeredFiles, LocalSandbox, take_back
 from headstart.backends.local.stored import StoredLayers
 from headstart.backends.local.tree import Tree
@@ -81,9 +82,11 @@ class LocalStore:
         """See `FileStore.start`. If cancelled, the sandbox's files are what they were."""
         self._check()
         tree = self._fitting(prepared)
-        await self._end_lost(identity.sandbox)
+        lost = self._lost(identity.sandbox)
         self._starting.add(identity.sandbox)
         try:
+            if lost is not None:
+                await lost.stop()
             return await self._start_on(tree, identity, background=background)
         finally:
             self._starting.discard(identity.sandbox)
@@ -120,12 +123,12 @@ class LocalStore:
             )
         return prepared
 
-    async def _end_lost(self, sandbox: SandboxId) -> None:
+    def _lost(self, sandbox: SandboxId) -> Member | None:
+        """Return the sandbox that has ended by itself, if there is one."""
         member = self._layers.members.get(sandbox)
         if sandbox in self._starting or (member is not None and not member.is_lost):
             raise BackendError(f"{sandbox} runs already", hint="end it first, or use the one that runs")
-        if member is not None:
-            await member.stop()
+        return member
 
     async def stop(self, sandbox: SandboxId) -> None:
         """See `FileStore.stop`."""
@@ -183,6 +186,9 @@ class LocalStore:
 
     async def aclose(self) -> None:
         """See `FileStore.aclose`."""
+        await self._end_all(flush=True)
+
+    async def _end_all(self, *, flush: bool) -> None:
         with anyio.CancelScope(shield=True):
             async with self._closing:
                 if self._is_closed:
@@ -191,15 +197,19 @@ class LocalStore:
                 async with anyio.create_task_group() as ending:
                     for member in list(self._layers.members.values()):
                         ending.start_soon(member.stop)
-                try:
-                    await self._flush()
-                except BackendError as error:
-                    _log.warning("the store %s is closed without being flushed: %s", self.name, error)
+                if flush:
+                    await self._flush_if_possible()
                 await self._place.close()
+
+    async def _flush_if_possible(self) -> None:
+        try:
+            await self._flush()
+        except BackendError as error:
+            _log.warning("the store %s is closed without being flushed: %s", self.name, error)
 
     async def remove(self) -> None:
         """See `FileStore.remove`."""
-        await self.aclose()
+        await self._end_all(flush=False)
         with anyio.CancelScope(shield=True):
             async with self._closing:
                 if not self._is_removed:

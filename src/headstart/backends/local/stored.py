@@ -71,12 +71,13 @@ class StoredLayers(LineageLayers):
 
     @property
     def places(self) -> tuple[str, ...] | None:
-        """The private folders and overlays that its layers have parts for; None before there are any."""
+        """The private folders and overlays that its layers have parts for; None before they are settled."""
         return self._places
 
     def settle_places(self, places: tuple[str, ...]) -> None:
-        """Say which these are, once."""
-        self._places = self._places or places
+        """Say which these are, unless there are layers already."""
+        if self._places is None or not self.layers:
+            self._places = places
 
     def have_dropped(self, layers: Sequence[str]) -> None:
         """Have layers deleted, in a while."""

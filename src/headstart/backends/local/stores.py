@@ -136,10 +136,12 @@ class LocalStores:
                 folder=str(folder),
                 image=self._image(limits, folder, may_be_made=not found.number) if found.image else None,
                 layers=sorted(found.layers),
+                unsure=sorted(found.unsure),
             )
             drop = partial(self._drop, name)
             layers = StoredLayers(folder / _MANIFEST, found, store=name, whole=told["layers"], drop=drop)
             await layers.noted()
+            layers.have_dropped(sorted(set(told["layers"]) - layers.layers))
         except BaseException:
             await self._let_go(name, folder)
             raise
@@ -245,7 +247,7 @@ class LocalStores:
         return self._folder / name
 
 
-_CURE = "put back what is missing, or remove the store with all that is in it"
+_CURE = "put back what is missing, end whoever has it open, or remove the store with all that is in it"
 
 
 def _made_plain(folder: Path, found: Manifest) -> Manifest:

@@ -123,6 +123,8 @@ class DiskWatch:
 
     @staticmethod
     async def _end(store: Watched, why: str) -> None:
+        if not store.is_in_use:
+            return  # it was closed meanwhile
         _log.warning("sandboxes are ended, and keep their files: %s", why)
         await store.end(f"the sandbox was ended: {why}")
 

@@ -90,7 +90,8 @@ class Stores:
         Args:
             message: `store` (its key), `folder`, `image` (None, or what to make one with if there
                 is none: `content_bytes`, `inodes`, and whether it `may_be_made`), `layers` (those that
-                somebody stands on, or might; others are deleted).
+                somebody stands on, or might; others are deleted) and `unsure` (those of them that may be there in
+                part, and are deleted then).
         """
         if message["store"] in self._open:
             raise OSError(errno.EBUSY, "it is open already")
@@ -164,6 +165,7 @@ class _Opening:
         self._folder: str = message["folder"]
         self._image: dict[str, Any] | None = message["image"]
         self._wanted = set(message["layers"])
+        self._unsure = set(message["unsure"])
 
     def open(self, staging: str) -> dict[str, Any]:
         """Mount it and look what is there; return the `layers` that are there whole."""
@@ -175,7 +177,7 @@ class _Opening:
         os.makedirs(_LAYERS, mode=0o700, exist_ok=True)
         there = [name for name in os.listdir(_LAYERS) if not name.startswith(_DOOMED)]
         whole = [name for name in there if name in self._wanted and _is_whole(f"{_LAYERS}/{name}")]
-        _doom([name for name in there if name not in whole])
+        _doom([name for name in there if name not in self._wanted or (name in self._unsure and name not in whole)])
         return {"layers": whole}
 
     def _see_to_image(self, image: dict[str, Any]) -> None:
