@@ -27,6 +27,7 @@ EXPECTED = [
     "overlayfs",
     "overlayfs in a user namespace",
     "id-mapped mounts",
+    "disk images",
     "control groups",
     "pidfd",
     "seccomp",

@@ -235,6 +235,31 @@ async def test_writes_to_an_overlay_outlive_the_service_and_the_hosts_folder_is_
     assert (project / "kept").read_text() == "hosts\n"
 
 
+async def test_mounts_in_private_folders_are_put_back_wherever_it_is_started_again(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "given").write_text("hosts\n")
+    state = tmp_path / "state"
+    state.mkdir()
+    given = template(Mount(source=data, target=Path("/home/sandbox/project/data")), limits=LIMITS)
+    for number in range(3):
+        async with store_in(state, given) as (_, store, prepared):
+            box = await store.start(prepared, BOX)
+            assert await output(box, "cat ~/project/data/given; ls ~/project") == "hosts\n" + "\n".join(
+                ["data", *(f"note{before}" for before in range(number))]
+            )
+            await output(box, f"echo > ~/project/note{number}")
+            if number:
+                await box.checkpoint()
+    async with store_in(state, given) as (_, store, prepared):
+        box = await store.start(prepared, BOX)
+        await output(box, "mv ~/project ~/elsewhere; ln -s / ~/project")
+        await store.stop(BOX.sandbox)
+        with pytest.raises(BackendError, match="what leads to the mount there was moved or replaced"):
+            await store.start(prepared, BOX)
+        assert store.sandboxes == [BOX.sandbox]
+
+
 async def test_files_are_not_put_into_other_private_folders_than_they_were_in(tmp_path: Path) -> None:
     async with store_in(tmp_path) as (_, store, prepared):
         await (await store.start(prepared, BOX)).files.write("a", b"1")

@@ -28,7 +28,8 @@ def measure(folder: str) -> tuple[int, int]:
 
 
 def _measured(bases: list[int]) -> tuple[int, int]:
-    taken, count, seen = 0, 0, set[int]()
+    taken, count = 0, 0
+    seen: set[int] = set()
     waiting = [(bases[0], ".")]
     while waiting:
         base, path = waiting.pop()

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from headstart.backends.local.guest import places
+from headstart.backends.local.guest import images, places, private
 from headstart.backends.spawner.guest import syscalls
 
 __all__ = ["main"]
@@ -32,6 +32,7 @@ TRIAL_S = 2
 NOBODY = 65534
 INOTIFY_ENOUGH = 512
 CGROUP_NAME = "headstart-probe"
+IMAGE_BYTES, IMAGE_INODES = 16 << 20, 1024
 SCRATCH = "/tmp"  # only as a place to mount over, in a namespace of our own
 
 Finding = tuple[str, str, str | None]  # status, found, cure (None where there is nothing to do)
@@ -104,6 +105,18 @@ def id_mapped_mounts() -> Finding:
         found = f"the root file system ({kind}) cannot be id-mapped, others can"
         return WEAK, found, "keep what servers are to own on another file system: ext4, xfs, btrfs, tmpfs; a volume"
     return OK, f"the root file system ({kind}) can be id-mapped", None
+
+
+def disk_images() -> Finding:
+    if os.geteuid() != 0:
+        return WEAK, "not tried: you are not root", "run as root for files on disk that keep to a limit"
+    _private_mounts()
+    syscalls.mount("tmpfs", SCRATCH, "tmpfs")
+    os.mkdir(f"{SCRATCH}/files")
+    images.make(f"{SCRATCH}/image", content_bytes=IMAGE_BYTES, inodes=IMAGE_INODES)
+    images.mount(f"{SCRATCH}/image", f"{SCRATCH}/files")
+    private.overlay(["/usr"], f"{SCRATCH}/files", f"{SCRATCH}/files/layer", (0, 0), on_disk=True)
+    return OK, "a file system in a file holds layers", None
 
 
 def pidfd() -> Finding:
@@ -200,6 +213,7 @@ TRIALS: dict[str, Callable[[], Finding]] = {
     "overlayfs": overlayfs,
     "overlayfs in a user namespace": overlayfs_unprivileged,
     "id-mapped mounts": id_mapped_mounts,
+    "disk images": disk_images,
     "control groups": control_groups,
     "pidfd": pidfd,
     "seccomp": seccomp,
@@ -244,6 +258,7 @@ _CURES = {
     "overlayfs": "modprobe overlay",
     "overlayfs_unprivileged": "use Linux 5.11 or newer; without it, install prefixes are read-only inside",
     "id_mapped_mounts": "use Linux 5.19 or newer, and ext4, xfs, btrfs or tmpfs for the root",
+    "disk_images": "install e2fsprogs; modprobe loop; in a container, give it /dev/loop-control and CAP_SYS_ADMIN",
     "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER",
     "pidfd": "use Linux 5.3 or newer",
     "kvm": "not needed yet; load kvm_intel or kvm_amd",
