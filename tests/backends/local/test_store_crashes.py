@@ -22,7 +22,15 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from headstart.backends.contract import FileStore, Identity, Prepared, RunningSandbox
+from headstart.backends.contract import (
+    FileStore,
+    Identity,
+    Mount,
+    MountMode,
+    Prepared,
+    RunningSandbox,
+    Template,
+)
 from headstart.backends.local.guest import private
 from headstart.backends.local.sandbox import LocalSandbox
 from headstart.backends.spawner.guest import processes
@@ -33,6 +41,9 @@ from .storing_child import LIMITS
 
 pytestmark = pytest.mark.anyio
 
+STRIDE = int(os.environ.get("HEADSTART_CRASH_STRIDE", "5"))
+FIRST = int(os.environ.get("HEADSTART_CRASH_FIRST", "2"))
+"""Every fifth stage is tried, beginning so that it is tried, too, when a tree has been swapped and nobody has noted it."""
 ROUNDS = int(os.environ.get("HEADSTART_CRASH_ROUNDS", "4"))
 SHOWN = 'cd ~; for f in k*; do [ -e "$f" ] && echo "$f=$(cat $f)"; done; true'
 Contents = dict[str, str]
@@ -98,16 +109,16 @@ async def shown(sandbox: RunningSandbox) -> Contents:
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncGenerator[tuple[FileStore, Prepared]]:
+async def opened(folder: Path, given: Template | None = None) -> AsyncGenerator[tuple[FileStore, Prepared]]:
     async with backend_in(folder) as backend:
-        prepared = await backend.prepare(template(limits=LIMITS))
+        prepared = await backend.prepare(given or template(limits=LIMITS))
         yield await backend.stores.open("store", limits=LIMITS), prepared
 
 
-async def look(folder: Path) -> tuple[dict[str, Contents], dict[str, Contents]]:
+async def look(folder: Path, given: Template | None = None) -> tuple[dict[str, Contents], dict[str, Contents]]:
     """Return what is in each sandbox and checkpoint, once nothing is there any more that none of them needs."""
     boxes, kept = dict[str, Contents](), dict[str, Contents]()
-    async with opened(folder) as (store, prepared):
+    async with opened(folder, given) as (store, prepared):
         names = list(store.sandboxes)
         looker = await store.start(prepared, Identity(sandbox=SandboxId("looker")))
         for name in names:
@@ -182,6 +193,41 @@ async def test_whatever_is_killed_when_every_state_is_the_old_one_or_the_new_one
         await anyio.to_thread.run_sync(partial(serve_until_killed, tmp_path, known, seed=seed, victim=victim))
         known.expect(*await look(tmp_path))
     assert known.done.keys() == {"start", "write", "checkpoint", "fork", "forget", "end"}, known.done
+
+
+async def run_until_stage(state: Path, shared: Path, stage: int, known: Known) -> int:
+    """Have a service do everything once, and be killed at a stage; return how many there were if it was not."""
+    argv = [sys.executable, "-m", "tests.backends.local.stages_child", str(state), str(shared), str(stage)]
+    with anyio.fail_after(60):
+        done = await anyio.run_process(argv, cwd=Path(__file__).parents[3], stderr=None, check=False)
+    last = "{}"
+    for last in done.stdout.decode().splitlines():
+        known.take(last)
+    return json.loads(last).get("stages", 0)
+
+
+async def test_whatever_stage_the_service_is_killed_at_nothing_that_was_written_is_lost(tmp_path: Path) -> None:
+    await may_run(tmp_path)
+    stages = await run_until_stage(*folders(tmp_path / "all"), 0, Known())
+    assert stages > 30
+    for stage in range(FIRST, stages + 1, STRIDE):
+        known, (state, shared) = Known(), folders(tmp_path / str(stage))
+        await run_until_stage(state, shared, stage, known)
+        given = template(Mount(source=shared, target=shared, mode=MountMode.READ_WRITE), limits=LIMITS)
+        known.expect(*await look(state, given))
+        counted = int((shared / "counter").read_text()) if (shared / "counter").exists() else 0
+        if counted:
+            async with opened(state, given) as (store, prepared):
+                box = await store.start(prepared, Identity(sandbox=SandboxId("box")))
+                assert int(await output(box, "cat ~/counter")) >= counted, stage
+
+
+def folders(folder: Path) -> tuple[Path, Path]:
+    state, shared = folder / "state", folder / "shared"
+    for path in (state, shared):
+        path.mkdir(parents=True)
+    shared.chmod(0o777)
+    return state, shared
 
 
 async def may_run(folder: Path) -> None:
