@@ -545,6 +545,7 @@ def test_a_shell_is_typed_at_resized_interrupted_and_ends_as_it_says(service: Se
         assert b"12 55" in terminal.until(b"==2\r\n")
         terminal.type(b"echo up$((1+1)); sleep 1000\n")
         terminal.until(b"up2\r\n")
+        service.do("run", "--in", name, "until pgrep -x sleep; do sleep 0.01; done")  # else it is not its to hear
         terminal.type(b"\x03")
         terminal.until(b"^C")
         terminal.type(b"echo status$?; echo left > f\n")

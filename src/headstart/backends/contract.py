@@ -16,7 +16,7 @@ from typing import Protocol
 
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-from headstart.core.events import PrepareForm
+from headstart.core.forms import PrepareForm
 from headstart.errors import ConfigError
 from headstart.ids import CheckpointId, SandboxId
 

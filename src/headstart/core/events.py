@@ -12,6 +12,7 @@ from enum import Enum
 
 from headstart.core.actions import ActionKey
 from headstart.core.bets import BetKind, PredictorName
+from headstart.core.forms import PrepareForm
 from headstart.core.stream import ModelEvent
 from headstart.ids import CallId, PrincipalId, ResourceId, SandboxId, SessionId
 
@@ -44,13 +45,6 @@ __all__ = [
     "TimerFired",
     "ToolProfile",
 ]
-
-
-class PrepareForm(Enum):
-    """The prepared form: from what a sandbox is started."""
-
-    COLD = "cold"
-    ZYGOTE = "zygote"
 
 
 class Priority(Enum):
