@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from headstart.runtime.state_files import unusable
+from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.hosted.host import SandboxHost
 from headstart.sandbox.hosted.line import SOCKET_NAME, Line, near
 from headstart.sandbox.hosted.visit import Visit
@@ -41,10 +42,12 @@ async def open_door(host: SandboxHost, state_dir: Path) -> AsyncGenerator[None]:
         ConfigError: The socket cannot be made in the state directory.
     """
     with _listening(state_dir) as listener:
-        async with anyio.create_task_group() as tasks:
+        async with open_tasks() as tasks:
             tasks.start_soon(_let_in, listener, host, tasks)
-            yield
-            tasks.cancel_scope.cancel()
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
 
 
 @contextmanager

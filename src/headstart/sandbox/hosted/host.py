@@ -86,6 +86,7 @@ class SandboxHost:
         self._broken: set[str] = set()
         """Those of an earlier service that cannot be brought back."""
         self._losses: dict[str, list[float]] = {}
+        self._is_ending = False
         self._listeners: list[Callable[[Event], None]] = []
 
     @classmethod
@@ -114,8 +115,9 @@ class SandboxHost:
                 await host._bring_back()
                 yield host
             finally:
+                host._is_ending = True
                 for hosted in host._hosted.values():
-                    hosted.end("the service has ended", goes_on=keeping.outlives_service(hosted.record))
+                    host._end_for_now(hosted)
 
     async def _bring_back(self) -> None:
         """Start all again that an earlier service had, a few at a time; what fails is told and stays on disk."""
@@ -394,7 +396,7 @@ class SandboxHost:
         try:
             await self._until_over(hosted)
         finally:
-            hosted.end("the service has ended", goes_on=self._keeping.outlives_service(hosted.record))
+            self._end_for_now(hosted)
             with anyio.CancelScope(shield=True):
                 for branch in [each for each in self._hosted.values() if each.branch_of == hosted.record.id]:
                     branch.end(f"the sandbox that it was forked from has ended ({hosted.why})")
@@ -461,7 +463,12 @@ class SandboxHost:
             created_wall_s=self._clock.wall_s() if branch_of else record.created_wall_s,
             used_at_s=self._clock.monotonic_s(),
         )
+        if self._is_ending:  # it was being made meanwhile
+            self._end_for_now(hosted)
         return hosted
+
+    def _end_for_now(self, hosted: _Hosted) -> None:
+        hosted.end("the service has ended", goes_on=self._keeping.outlives_service(hosted.record))
 
     async def _until_over(self, hosted: _Hosted) -> None:
         """Return when a sandbox is to end, or has ended by itself."""

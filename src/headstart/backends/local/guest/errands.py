@@ -136,6 +136,8 @@ def _errand(sandbox: dict[str, Any] | None, descriptors: list[int]) -> Errand | 
 def _tidy_up(errand: Errand | StoreErrand) -> None:
     try:
         errand.tidy_up()
+    except FileNotFoundError:
+        pass  # it went with its store
     except OSError as error:
         sys.stderr.write(f"headstart: what an errand has replaced or deleted stays for a while: {error}\n")
         sys.stderr.flush()
