@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -648,3 +649,51 @@ def test_a_service_that_was_killed_is_followed_by_one_that_serves(tmp_path: Path
     (tmp_path / "state" / "service.json").unlink(missing_ok=True)
     with serving(tmp_path) as again:
         assert again.do("run", "--in", again.create(), "echo on").out == b"on\n"
+
+
+# ---------------------------------------------------------------- the page
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "keep-sandboxes-in-the-service.md"
+
+
+def test_what_the_page_says_to_type_works(tmp_path: Path) -> None:
+    block = re.findall(r"\n\n((?:    headstart .*\n)+)", PAGE.read_text(encoding="utf-8"))[0]
+    lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
+    typed = [line for line in lines if not line.startswith(("headstart serve", "headstart sandbox shell"))]
+    assert len(typed) == len(lines) - 2
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "Makefile").write_text("test:\n\techo all is well > report.txt\n")
+    with serving(tmp_path) as running:
+        for line in typed:
+            done = running.do(*shlex.split(line)[2:])
+            assert done.status == 0, (line, done)
+        assert (tmp_path / "report.txt").read_text() == "all is well\n"
+        assert running.do("list").json == {"sandboxes": []}
+
+
+def test_the_programs_on_the_page_run(tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    with serving(tmp_path) as running:
+        script = [sys.executable, "-c", program]
+        done = subprocess.run(script, env=running.env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert running.do("list").json == {"sandboxes": []}
+
+
+def test_a_sandbox_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
+    with serving(tmp_path) as first:
+        assert first.do("create", "--name", "mine").status == 0
+        assert first.do("run", "--in", "mine", "echo 1 > f").status == 0
+        assert first.do("checkpoint", "mine").status == 0
+        assert first.do("run", "--in", "mine", "echo 2 > f").status == 0
+        first.process.kill()
+        first.process.wait()
+    (tmp_path / "home").rmdir()
+    (tmp_path / "state" / "sandboxes.sock").unlink()  # so that we see when the next one is there
+    with serving(tmp_path) as second:
+        assert second.do("run", "--in", "mine", "cat f").told == (0, "2\n", [])
+        assert second.do("rollback", "mine").status == 0
+        assert second.do("run", "--in", "mine", "cat f").told == (0, "1\n", [])
+        assert second.do("kill", "mine").status == 0

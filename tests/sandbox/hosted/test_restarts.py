@@ -268,6 +268,25 @@ async def test_a_full_disk_refuses_a_checkpoint_and_harms_nothing(
             assert [each.id for each in again.checkpoints] == [kept.id]
 
 
+async def test_a_checkpoint_that_is_wanted_on_the_disk_is_there_when_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fdatasync
+
+    def noted(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions())
+        await box.files.write("f", b"1")
+        await host.checkpoint(box.id, durable=True)
+        assert str(tmp_path / "hosted" / box.id / "journal") in synced
+        assert box._lineage._remembered is not None  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_the_journal_holds_what_has_to_be_known_and_not_every_command(tmp_path: Path) -> None:
     async with open_host(tmp_path) as host:
         box = await host.create(SandboxOptions())

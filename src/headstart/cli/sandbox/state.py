@@ -28,6 +28,7 @@ def checkpoint(
     sandbox: SandboxArgument,
     *,
     files_only: FilesOnlyOption = False,
+    durable: Annotated[bool, typer.Option("--durable", help="Wait until it is on the disk.")] = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
     state_dir: StateOption = None,
@@ -35,7 +36,7 @@ def checkpoint(
     """Keep a sandbox's state as it is, to go back to."""
 
     async def work(service: HostedSandboxes) -> SandboxCheckpoint:
-        return await (await service.get(sandbox)).checkpoint(files_only=files_only)
+        return await (await service.get(sandbox)).checkpoint(files_only=files_only, durable=durable)
 
     kept = with_service(state_dir, work)
     left_out = f"; left out: {', '.join(kept.left_out)}" if kept.left_out else ""

@@ -229,9 +229,10 @@ class HostedSandbox:
         finally:
             pipes.close()
 
-    async def checkpoint(self, *, files_only: bool = False) -> SandboxCheckpoint:
+    async def checkpoint(self, *, files_only: bool = False, durable: bool = False) -> SandboxCheckpoint:
         """See `Sandbox.checkpoint`."""
-        return await self._connection.ask(m.Checkpoint(sandbox=self.id, files_only=files_only), SandboxCheckpoint)
+        record = m.Checkpoint(sandbox=self.id, files_only=files_only, durable=durable)
+        return await self._connection.ask(record, SandboxCheckpoint)
 
     async def rollback(self, to: SandboxCheckpoint | str) -> None:
         """See `Sandbox.rollback`."""

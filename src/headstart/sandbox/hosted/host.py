@@ -206,7 +206,7 @@ class SandboxHost:
             self.tell(HostedEvent.COMMITTED, origin, about=box.id)
         await hosted.gone.wait()
 
-    async def checkpoint(self, sandbox: str, *, files_only: bool = False) -> SandboxCheckpoint:
+    async def checkpoint(self, sandbox: str, *, files_only: bool = False, durable: bool = False) -> SandboxCheckpoint:
         """See `Sandbox.checkpoint`.
 
         Raises:
@@ -214,7 +214,7 @@ class SandboxHost:
             Exception: What `Sandbox.checkpoint` raises.
         """
         with self.using(sandbox) as box:
-            kept = await box.checkpoint(files_only=files_only)
+            kept = await box.checkpoint(files_only=files_only, durable=durable)
             self.tell(HostedEvent.CHECKPOINTED, box.id, about=kept.id)
             return kept
 

@@ -193,6 +193,7 @@ class Checkpoint(_About):
     """Answered with the `SandboxCheckpoint`."""
 
     files_only: bool = False
+    durable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

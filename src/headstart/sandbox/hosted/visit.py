@@ -132,8 +132,8 @@ class Visit:
 
     async def _do_with_state(self, asked: object) -> _Answer:
         match asked:
-            case m.Checkpoint(sandbox=sandbox, files_only=files_only):
-                return _Answer(await self._host.checkpoint(sandbox, files_only=files_only))
+            case m.Checkpoint(sandbox=sandbox, files_only=files_only, durable=durable):
+                return _Answer(await self._host.checkpoint(sandbox, files_only=files_only, durable=durable))
             case m.Rollback(sandbox=sandbox, checkpoint=checkpoint):
                 await self._host.rollback(sandbox, checkpoint)
             case m.Drop(sandbox=sandbox, checkpoint=checkpoint):
