@@ -691,7 +691,7 @@ def test_a_sandbox_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
         first.process.kill()
         first.process.wait()
     (tmp_path / "home").rmdir()
-    (tmp_path / "state" / "sandboxes.sock").unlink()  # so that we see when the next one is there
+    (tmp_path / "state" / "service.json").unlink()  # so that we see when the next one is there
     with serving(tmp_path) as second:
         assert second.do("run", "--in", "mine", "cat f").told == (0, "2\n", [])
         assert second.do("rollback", "mine").status == 0
