@@ -362,7 +362,10 @@ def test_when_a_run_is_ended_its_command_is_and_its_sandbox_is_not(number: signa
         assert process.wait(30) in {130, -number}
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    wait_until(lambda: service.do("run", "--in", name, "pgrep -c -x sleep").out == b"0\n", what="the command has ended")
+    wait_until(
+        lambda: service.do("run", "--in", name, "grep -lsx sleep /proc/[0-9]*/comm | wc -l").out == b"0\n",
+        what="the command has ended",
+    )
 
 
 def test_who_does_not_want_more_output_ends_the_command(service: Service) -> None:
@@ -374,7 +377,10 @@ def test_who_does_not_want_more_output_ends_the_command(service: Service) -> Non
         assert process.wait(30) != 0
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
-    wait_until(lambda: service.do("run", "--in", name, "pgrep -c -x yes").out == b"0\n", what="the command has ended")
+    wait_until(
+        lambda: service.do("run", "--in", name, "grep -lsx yes /proc/[0-9]*/comm | wc -l").out == b"0\n",
+        what="the command has ended",
+    )
 
 
 # ---------------------------------------------------------------- files
@@ -586,7 +592,10 @@ def test_a_shell_whose_client_is_told_to_end_gives_the_terminal_back(service: Se
         terminal.until(b"up2\r\n")
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.ends() in {-signal.SIGTERM, 143}
-    wait_until(lambda: service.do("run", "--in", name, "pgrep -c -x sleep").out == b"0\n", what="the shell has ended")
+    wait_until(
+        lambda: service.do("run", "--in", name, "grep -lsx sleep /proc/[0-9]*/comm | wc -l").out == b"0\n",
+        what="the shell has ended",
+    )
 
 
 # ---------------------------------------------------------------- the service's end
