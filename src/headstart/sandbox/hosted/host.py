@@ -184,7 +184,12 @@ class SandboxHost:
         with self.using(sandbox) as box:
             origin = self._hosted[box.id]
             branch = await box.fork(files_only=files_only)
-            await self._tasks.start(self._own_branch, branch, origin)
+            try:
+                await self._tasks.start(self._own_branch, branch, origin)
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await branch.discard()  # nobody owns it
+                raise
             self.tell(HostedEvent.FORKED, box.id, about=branch.id)
             return branch
 
