@@ -15,7 +15,7 @@ import pytest
 from tests.machine import may_make_namespaces
 from tests.sandbox.hosted.hosting import open_host
 
-from headstart.errors import HeadstartError, SandboxUnknown
+from headstart.errors import ConfigError, HeadstartError, SandboxUnknown
 from headstart.sandbox.hosted import HostedInfo, SandboxHost
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.sandbox import Sandbox
@@ -240,6 +240,36 @@ async def test_a_sandbox_whose_mount_is_gone_waits_until_it_is_there_again(tmp_p
     async with open_host(tmp_path) as host:
         with host.using(box.id) as again:
             assert await again.files.read("f") == b"1"
+
+
+async def test_a_folder_that_cannot_be_used_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "hosted").write_text("in the way")
+    with pytest.raises(ConfigError, match="hosted: is not a folder"):
+        async with open_host(tmp_path):
+            pass
+
+
+async def test_a_session_that_is_used_to_the_very_end_outlives_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions())
+        begun = anyio.Event()
+
+        async def use() -> None:
+            with host.using(box.id) as used:
+                await used.run_in_shell("V=7")
+                begun.set()
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use)
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+    async with open_host(tmp_path) as host:
+        with host.using(box.id) as again:
+            assert (await again.run_in_shell("echo $V")).stdout == "7\n"
+    assert not caplog.messages
 
 
 async def test_a_full_disk_refuses_a_checkpoint_and_harms_nothing(

@@ -130,8 +130,9 @@ class SandboxHost:
                 except HeadstartError as error:
                     self._note_broken(record.id, error)
 
+        known = await self._keeping.known()
         async with anyio.create_task_group() as starting:
-            for record in await self._keeping.known():
+            for record in known:
                 starting.start_soon(bring_back, record)
 
     def _note_broken(self, sandbox: str, error: HeadstartError) -> None:
@@ -303,7 +304,8 @@ class SandboxHost:
     def _note_sessions(self, hosted: _Hosted) -> None:
         """Remember whether there is something that would be lost with its processes."""
         has = hosted.box.kernel.has_state, hosted.box.shell.has_state
-        if hosted.branch_of is not None or has == (hosted.record.had_kernel, hosted.record.had_shell):
+        is_known = has == (hosted.record.had_kernel, hosted.record.had_shell)
+        if is_known or hosted.branch_of is not None or hosted.ending.is_set():
             return
         hosted.record = replace(hosted.record, had_kernel=has[0], had_shell=has[1])
         try:
