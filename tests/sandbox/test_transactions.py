@@ -353,3 +353,18 @@ async def test_many_branches_of_one_state_are_each_their_own(box: headstart.Sand
     for branch in branches:
         await branch.discard()
     assert await said(box, "ls") == "n\nonly-3"
+
+
+async def test_who_is_cancelled_while_a_command_runs_leaves_the_sandbox_as_free_as_before(
+    box: headstart.Sandbox,
+) -> None:
+    for _ in range(3):
+        with anyio.move_on_after(0.1):
+            async with box.start("sleep 1000"):
+                await anyio.sleep_forever()
+        before = box.state_version
+        await box.rollback(await box.checkpoint())
+        with anyio.move_on_after(0.1):
+            async with box.start("sleep 1000"):
+                await anyio.sleep_forever()
+        assert box.state_version != before, "it may have changed something"

@@ -455,7 +455,8 @@ class SandboxLineage:
         waiting = self._waiting[event.request] = _Waiting()
         try:
             self._feed(event)
-            await waiting.answered.wait()
+            if not waiting.answered.is_set():  # who is cancelled here does not know what has begun
+                await waiting.answered.wait()
         finally:
             self._waiting.pop(event.request, None)
             self._files_only.discard(event.request)

@@ -20,6 +20,7 @@ _Number = TypeVar("_Number", int, float)
 
 _MB = 1_000_000
 _TOO_MANY = 1_000_000_000
+_LEAST_MEMORY = 16 * _MB
 _ENV = MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"})
 
 
@@ -64,6 +65,9 @@ class SandboxOptions:
             ConfigError: An option cannot be used; the message says which and why.
         """
         memory, disk = _bytes("memory_mb", self.memory_mb), _bytes("disk_mb", self.disk_mb)
+        if memory is not None and memory < _LEAST_MEMORY:
+            hint = f"say {_LEAST_MEMORY // _MB} or more: its first process and a shell need some"
+            raise ConfigError(f"{self.memory_mb:g} MB are too little", where="memory_mb", hint=hint)
         return Template(
             name="sandbox" if self.template == HOST else self.template,
             command=Command(argv=("true",), env=_ENV),

@@ -61,6 +61,7 @@ class Sandbox:
         self._sessions = Sessions(self._running, self._env)
         self._branches: WeakValueDictionary[SandboxId, Branch] = WeakValueDictionary()
         self._replaced: list[Sessions] = []
+        self._committed = anyio.Event()
         if branch is None:
             lineage.on_swap = self._swapped
 
@@ -72,7 +73,7 @@ class Sandbox:
         branch = self._branches.pop(sandbox, None)
         if branch is not None:
             self._replaced.append(self._sessions)
-            self._sessions = branch.give_up_sessions()
+            self._sessions = branch.become_its_origin()
             self._sessions.take_over(self._replaced[-1], self._running)
 
     def _current(self) -> RunningSandbox:
@@ -224,7 +225,7 @@ class Sandbox:
 
     async def _note_changes(self) -> None:
         """What ran beside everything else may have changed the state until now."""
-        with suppress(TransactionRefused, BackendError):  # it has ended, or is being replaced
+        with anyio.CancelScope(shield=True), suppress(TransactionRefused, BackendError):  # it has ended, say
             async with self._lineage.running(self._branch):
                 pass
 
@@ -387,8 +388,13 @@ class Sandbox:
         self._branches[name] = branch
         return branch
 
-    def give_up_sessions(self) -> Sessions:
-        """Return what runs in it, and have it no more."""
+    async def wait_committed(self) -> None:
+        """Return when it has been committed, whoever has asked for that."""
+        await self._committed.wait()
+
+    def become_its_origin(self) -> Sessions:
+        """It was committed: return what runs in it, and have it no more."""
+        self._committed.set()
         sessions, self._sessions = self._sessions, Sessions(self._running, self._env)
         return sessions
 

@@ -580,3 +580,18 @@ async def test_options_that_cannot_be_used_are_told_as_in_this_process(
                     pass
         assert _told(there.value) == _told(here.value)
     assert not await service.list()
+
+
+async def test_who_leaves_a_command_that_runs_leaves_the_sandbox_as_free_as_before(service: HostedSandboxes) -> None:
+    box = await service.create()
+    async with box.start("sleep 1000"):
+        pass
+    with anyio.move_on_after(0.2):
+        async with box.start("sleep 1000"):
+            await anyio.sleep_forever()
+    with anyio.move_on_after(0.2):
+        async with box.start_on_terminal("sleep 1000"):
+            await anyio.sleep_forever()
+    kept = await box.checkpoint()
+    await (await box.fork()).discard()
+    await box.rollback(kept)

@@ -17,6 +17,7 @@ from tests.sandbox.hosted.hosting import open_host
 
 from headstart.errors import ConfigError, HeadstartError, SandboxUnknown
 from headstart.sandbox.hosted import HostedInfo, SandboxHost
+from headstart.sandbox.hosted.messages import SandboxState
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.sandbox import Sandbox
 
@@ -62,7 +63,7 @@ def on_disk(state: Path) -> tuple[set[str], set[str]]:
 
 
 async def only(host: SandboxHost) -> HostedInfo:
-    [info] = await host.list()
+    [info] = [each for each in await host.list() if each.state is not SandboxState.BROKEN]
     return info
 
 
@@ -89,6 +90,17 @@ async def test_a_service_that_is_killed_at_any_moment_leaves_the_old_state_or_th
             assert len(kept) == 1 + was_kept - was_dropped
             await it_can_go_on(host, box, content)
         assert on_disk(tmp_path) == ({info.id}, {info.id})
+
+
+async def it_is_broken(host: SandboxHost, sandbox: str, why: str) -> None:
+    """It is listed as what it is, and whoever uses it is told why that cannot be."""
+    info = await host.look(sandbox)
+    assert (info.id, info.state) == (sandbox, SandboxState.BROKEN)
+    assert why in info.trouble
+    assert info in await host.list()
+    with pytest.raises(SandboxUnknown, match="could not be brought back") as told, host.using(sandbox):
+        pass
+    assert why in str(told.value)
 
 
 async def it_can_go_on(host: SandboxHost, box: Sandbox, content: bytes) -> None:
@@ -199,8 +211,7 @@ async def test_a_sandbox_whose_first_process_keeps_being_killed_is_given_up_and_
                     async for event in events:
                         if event.event.name == "BROUGHT_BACK" or "keeps being killed" in event.about:
                             break
-        with pytest.raises(SandboxUnknown, match="keeps being killed"):
-            await host.look(box.id)
+        await it_is_broken(host, box.id, "keeps being killed")
     async with open_host(tmp_path) as host:
         with host.using(box.id) as found:
             assert await found.files.read("f") == b"1"
@@ -218,9 +229,8 @@ async def test_one_that_is_damaged_is_told_and_the_others_go_on(
         assert (await only(host)).id == whole.id
         assert f"{file} is damaged" in caplog.text
         if damaged == "journal":
-            with pytest.raises(SandboxUnknown, match="could not be brought back"):
-                await host.look(broken.id)
-            await host.kill(broken.id)
+            await it_is_broken(host, broken.id, "is damaged")
+            await host.kill(broken.id[:-3])
             assert on_disk(tmp_path) == ({whole.id}, {whole.id})
         assert (tmp_path / "hosted" / broken.id).exists() == (damaged != "journal")
 
@@ -229,13 +239,13 @@ async def test_a_sandbox_whose_mount_is_gone_waits_until_it_is_there_again(tmp_p
     shown = tmp_path / "shown"
     shown.mkdir()
     async with open_host(tmp_path) as host:
-        box = await host.create(SandboxOptions(mounts={str(shown): "ro"}))
+        box = await host.create(SandboxOptions(mounts={str(shown): "ro"}), name="mine")
         await box.files.write("f", b"1")
     shown.rmdir()
     async with open_host(tmp_path) as host:
-        assert await host.list() == ()
-        with pytest.raises(SandboxUnknown, match="is to be mounted, but does not exist"):
-            await host.look(box.id)
+        await it_is_broken(host, box.id, "is to be mounted, but does not exist")
+        with pytest.raises(ConfigError, match="is called 'mine' already"):
+            await host.create(SandboxOptions(), name="mine")
     shown.mkdir()
     async with open_host(tmp_path) as host:
         with host.using(box.id) as again:

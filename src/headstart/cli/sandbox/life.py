@@ -196,6 +196,8 @@ def _facts(info: HostedInfo) -> list[Any]:
     facts = table("", "", header=False)
     facts.add_row("id", info.id)
     facts.add_row("state version", info.version or "-")
+    if info.trouble:
+        facts.add_row("trouble", info.trouble)
     facts.add_row("template", info.template)
     facts.add_row("processes", str(info.usage.processes))
     facts.add_row("network", info.network)

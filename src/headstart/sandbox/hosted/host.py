@@ -6,7 +6,7 @@ import difflib
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -83,8 +83,8 @@ class SandboxHost:
         self._tasks = tasks
         self._hosted: dict[str, _Hosted] = {}
         self._ended: dict[str, str] = {}
-        self._broken: set[str] = set()
-        """Those of an earlier service that cannot be brought back."""
+        self._broken: dict[str, tuple[HostedRecord, str]] = {}
+        """Those that could not be brought back, and why."""
         self._losses: dict[str, list[float]] = {}
         self._is_ending = False
         self._listeners: list[Callable[[Event], None]] = []
@@ -128,19 +128,20 @@ class SandboxHost:
                 try:
                     await self._tasks.start(self._own_again, record)
                 except HeadstartError as error:
-                    self._note_broken(record.id, error)
+                    self._note_broken(record, error)
 
         known = await self._keeping.known()
         async with anyio.create_task_group() as starting:
             for record in known:
                 starting.start_soon(bring_back, record)
 
-    def _note_broken(self, sandbox: str, error: HeadstartError) -> None:
-        self._note_ended(sandbox, f"it could not be brought back: {error}")
-        if not isinstance(error, SandboxUnknown):
-            self._broken.add(sandbox)
-            _log.error("sandbox %s could not be brought back, and stays on disk: %s", sandbox, error)
-            self.tell(HostedEvent.ENDED, sandbox, about=self._ended[sandbox])
+    def _note_broken(self, record: HostedRecord, error: HeadstartError) -> None:
+        if isinstance(error, SandboxUnknown):  # it had been ended
+            return
+        self._broken[record.id] = record, str(error)
+        self._ended.pop(record.id, None)
+        _log.error("sandbox %s could not be brought back, and stays on disk: %s", record.id, error)
+        self.tell(HostedEvent.ENDED, record.id, about=f"it could not be brought back: {error}")
 
     def _note_ended(self, sandbox: str, why: str) -> None:
         self._ended[sandbox] = why
@@ -208,7 +209,6 @@ class SandboxHost:
             hosted = self._hosted[box.id]
             await box.commit()
             origin = hosted.branch_of or ""
-            hosted.end(f"it was committed: it is {origin} now")
             self.tell(HostedEvent.COMMITTED, origin, about=box.id)
         await hosted.gone.wait()
 
@@ -263,10 +263,11 @@ class SandboxHost:
         Raises:
             SandboxUnknown: There is none.
         """
-        if sandbox in self._broken:
-            await self._keeping.remove(SandboxId(sandbox))
-            self._broken.discard(sandbox)
-            self._note_ended(sandbox, "it was killed")
+        broken = self._broken_called(sandbox)
+        if broken is not None:
+            await self._keeping.remove(SandboxId(broken.id))
+            del self._broken[broken.id]
+            self._note_ended(broken.id, "it was killed")
             return
         hosted = self._find(sandbox)
         hosted.end("it was discarded" if hosted.branch_of else "it was killed")
@@ -288,7 +289,7 @@ class SandboxHost:
         Raises:
             SandboxUnknown: There is none, or it ends meanwhile; the message says why.
         """
-        hosted = self._find(sandbox)
+        hosted = self._find_living(sandbox)
         hosted.users += 1
         try:
             yield hosted.box
@@ -319,7 +320,10 @@ class SandboxHost:
         Raises:
             SandboxUnknown: There is none.
         """
-        hosted = self._find(sandbox)
+        broken = self._broken_called(sandbox)
+        if broken is not None:
+            return self._info_of_broken(broken)
+        hosted = self._find_living(sandbox)
         try:
             usage = await hosted.box.usage()
         except (BackendError, TransactionRefused):  # it is ending
@@ -342,7 +346,24 @@ class SandboxHost:
 
     async def list(self) -> tuple[HostedInfo, ...]:
         """Return all that live, the oldest first."""
-        return tuple([await self.look(name) for name in tuple(self._hosted) if name in self._hosted])
+        living: list[HostedInfo] = []
+        for name in tuple(self._hosted):
+            with suppress(SandboxUnknown):  # it is ending
+                living.append(await self.look(name))
+        return (*living, *(self._info_of_broken(record) for record, _ in self._broken.values()))
+
+    def _info_of_broken(self, record: HostedRecord) -> HostedInfo:
+        return HostedInfo(
+            id=record.id,
+            name=record.name,
+            state=SandboxState.BROKEN,
+            created_wall_s=record.created_wall_s,
+            ends_after_idle_s=record.ends_after_idle_s,
+            template=record.options.template,
+            network=record.options.network,
+            mounts=dict(record.options.mounts),
+            trouble=self._broken[record.id][1],
+        )
 
     # ------------------------------------------------------------ what happens
 
@@ -425,14 +446,14 @@ class SandboxHost:
         if hosted.why != _LOST or not hosted.goes_on:
             return
         if not self._may_go_on_again(hosted.record.id):
-            self._note_broken(hosted.record.id, BackendError("its first process keeps being killed"))
+            self._note_broken(hosted.record, BackendError("its first process keeps being killed"))
             return
 
         async def go_on() -> None:
             try:
                 await self._tasks.start(self._own_again, hosted.record)
             except HeadstartError as error:
-                self._note_broken(hosted.record.id, error)
+                self._note_broken(hosted.record, error)
             else:
                 self.tell(HostedEvent.BROUGHT_BACK, hosted.record.id)
 
@@ -485,8 +506,13 @@ class SandboxHost:
             goes_on = self._keeping.outlives_service(hosted.record) and hosted.branch_of is None
             hosted.end(_LOST, goes_on=goes_on)
 
+        async def watch_commit() -> None:
+            await hosted.box.wait_committed()
+            hosted.end(f"it was committed: it is {hosted.branch_of} now")
+
         async with anyio.create_task_group() as watchers:
             watchers.start_soon(watch_life)
+            watchers.start_soon(watch_commit)
             if hosted.record.ends_after_idle_s is not None:
                 watchers.start_soon(self._watch_use, hosted, hosted.record.ends_after_idle_s)
             await hosted.ending.wait()
@@ -521,20 +547,38 @@ class SandboxHost:
         if not _NAME.fullmatch(name) or name.startswith("box_"):
             hint = "use letters, digits, _ . and -, at most 63, and do not begin with box_"
             raise ConfigError(f"{name!r} cannot be a sandbox's name", where="name", hint=hint)
-        for hosted in self._hosted.values():
-            if hosted.record.name == name and hosted.branch_of is None:
+        records = [hosted.record for hosted in self._hosted.values() if hosted.branch_of is None]
+        for record in (*records, *(broken for broken, _ in self._broken.values())):
+            if record.name == name:
                 hint = "choose another, or kill that one first"
-                raise ConfigError(f"{hosted.box.id} is called {name!r} already", where="name", hint=hint)
+                raise ConfigError(f"{record.id} is called {name!r} already", where="name", hint=hint)
+
+    def _broken_called(self, sandbox: str) -> HostedRecord | None:
+        """Return one that could not be brought back, by its id, its name or a beginning of its id."""
+        beginning = sandbox.removeprefix("box_")
+        for record, _ in self._broken.values():
+            is_begun = len(beginning) >= _SHORTEST_BEGINNING and record.id.removeprefix("box_").startswith(beginning)
+            if sandbox in {record.id, record.name} or (is_begun and not self._begun_with(beginning)):
+                return record
+        return None
+
+    def _begun_with(self, beginning: str) -> list[_Hosted]:
+        if len(beginning) < _SHORTEST_BEGINNING:
+            return []
+        return [hosted for name, hosted in self._hosted.items() if name.removeprefix("box_").startswith(beginning)]
+
+    def _find_living(self, sandbox: str) -> _Hosted:
+        hosted = self._find(sandbox)
+        if hosted.ending.is_set():
+            raise _has_ended(hosted.box.id, hosted.why)
+        return hosted
 
     def _find(self, sandbox: str) -> _Hosted:
         if sandbox in self._hosted:
             return self._hosted[sandbox]
         named = [hosted for hosted in self._hosted.values() if hosted.branch_of is None and hosted.record.name]
         found = [hosted for hosted in named if hosted.record.name == sandbox]
-        beginning = sandbox.removeprefix("box_")
-        if not found and len(beginning) >= _SHORTEST_BEGINNING:
-            begun = [each for each in self._hosted if each.removeprefix("box_").startswith(beginning)]
-            found = [self._hosted[each] for each in begun]
+        found = found or self._begun_with(sandbox.removeprefix("box_"))
         if len(found) == 1:
             return found[0]
         if found:
@@ -542,6 +586,10 @@ class SandboxHost:
             raise SandboxUnknown(f"{sandbox!r} could be {names}", hint="write more of its id")
         if len(sandbox) > _LONGEST_NAME:
             raise SandboxUnknown(f"there is no sandbox {sandbox[:_LONGEST_NAME]!r}…", hint=_WHO_LIVES)
+        broken = self._broken_called(sandbox)
+        if broken is not None:
+            hint = f"headstart sandbox kill {broken.id} lets go of it; else the next start of the service tries again"
+            raise SandboxUnknown(f"{broken.id} could not be brought back: {self._broken[broken.id][1]}", hint=hint)
         if sandbox in self._ended:
             raise _has_ended(sandbox, self._ended[sandbox])
         names = [*(hosted.record.name or "" for hosted in named), *self._hosted]

@@ -68,6 +68,8 @@ class SandboxState(Enum):
 
     RUNNING = "running"
     PAUSED = "paused"
+    BROKEN = "broken"
+    """It could not be brought back; its files are on disk."""
 
 
 class Signal(Enum):
@@ -106,6 +108,7 @@ class HostedInfo:
         template / network / mounts: What it was made with.
         usage: What it uses now.
         checkpoints: What it can go back to.
+        trouble: Why it is broken; "" if it is not.
     """
 
     id: str
@@ -121,6 +124,7 @@ class HostedInfo:
     mounts: Mapping[str, str] = field(default_factory=dict[str, str])
     usage: Usage = Usage(memory_bytes=0, cpu_s=0.0, processes=0)  # noqa: RUF009 it is frozen
     checkpoints: tuple[SandboxCheckpoint, ...] = ()
+    trouble: str = ""
 
 
 # ---------------------------------------------------------------- asked
