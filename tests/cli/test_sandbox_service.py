@@ -706,3 +706,25 @@ def test_a_sandbox_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
         assert second.do("rollback", "mine").status == 0
         assert second.do("run", "--in", "mine", "cat f").told == (0, "1\n", [])
         assert second.do("kill", "mine").status == 0
+
+
+def test_what_is_no_file_is_not_copied_in_silence(service: Service, tmp_path: Path) -> None:
+    name = service.do("create", "--quiet").out.decode().strip()
+    assert service.do("run", "--in", name, "ln -s /etc l; mkfifo p").status == 0
+    for path, kind in (("l", "link"), ("p", "other")):
+        done = service.do("cp", f"{name}:{path}", str(tmp_path))
+        assert done.told[:2] == (2, "")
+        assert done.err.startswith(f"error: /home/sandbox/{path}: is no file and no folder but a {kind}\nhint: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_is_refused_before_anything_is_made(service: Service) -> None:
+    done = service.do("create", "--memory", "1")
+    assert done.told == (
+        2,
+        "",
+        [
+            "error: memory_mb: 1 MB are too little",
+            "hint: say 16 or more: its first process and a shell need some",
+        ],
+    )

@@ -124,6 +124,9 @@ class _Copying:
     async def hand_out(self, source: str, target: Path) -> None:
         """Copy from the sandbox; into a folder that is there, under its own name."""
         info = await self._box.files.stat(source)
+        if info.kind.value not in {"file", "folder"}:
+            hint = "name what it leads to, or copy with tar: headstart sandbox run --in SANDBOX tar -c PATH | tar -x"
+            raise ConfigError(f"is no file and no folder but a {info.kind.value}", where=shown(info.path), hint=hint)
         if target.is_dir():
             target /= PurePosixPath(info.path).name
         await self._hand_out(info, target)
