@@ -552,7 +552,9 @@ def test_a_shell_is_typed_at_resized_interrupted_and_ends_as_it_says(service: Se
         assert b"12 55" in terminal.until(b"==2\r\n")
         terminal.type(b"echo up$((1+1)); sleep 1000\n")
         terminal.until(b"up2\r\n")
-        service.do("run", "--in", name, "until pgrep -x sleep; do sleep 0.01; done")  # else it is not its to hear
+        service.do(
+            "run", "--in", name, "until grep -qsx sleep /proc/[0-9]*/comm; do sleep 0.01; done"
+        )  # else it is not its to hear
         terminal.type(b"\x03")
         terminal.until(b"^C")
         terminal.type(b"echo status$?; echo left > f\n")
@@ -673,7 +675,7 @@ def test_what_the_page_says_to_type_works(tmp_path: Path) -> None:
     assert len(typed) == len(lines) - 2
     project = tmp_path / "project"
     project.mkdir()
-    (project / "Makefile").write_text("test:\n\techo all is well > report.txt\n")
+    (project / "test.sh").write_text("echo all is well > report.txt\n")
     with serving(tmp_path) as running:
         for line in typed:
             done = running.do(*shlex.split(line)[2:])

@@ -93,11 +93,9 @@ def test_a_root_is_given_as_a_folder_or_an_archive(tmp_path: Path) -> None:
     subprocess.run(["tar", "-C", str(root), "-czf", str(tmp_path / "root.tar.gz"), "."], check=True)
     for source in ("root", "root.tar.gz"):
         assert run(tmp_path, "template", "build", "mine", "--from", str(tmp_path / source))[0] == 0
-        assert run(tmp_path, "sandbox", "run", "--template", "mine", "ls -d /usr || ls /bin/cat") == (
-            0,
-            "/bin/cat\n",
-            "ls: cannot access '/usr': No such file or directory\n",
-        )
+        status, out, err = run(tmp_path, "sandbox", "run", "--template", "mine", "ls -d /usr || ls /bin/cat")
+        assert (status, out) == (0, "/bin/cat\n")
+        assert err.endswith("No such file or directory\n")  # before that: ids that cannot be mapped, say
     assert found(tmp_path, "inspect", "mine")["root"]["files"] > 12
 
 

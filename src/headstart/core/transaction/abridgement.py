@@ -75,10 +75,17 @@ class Abridgement:
             case _ if _changes_nothing(event, instructions):
                 return []
             case _:
-                pass
+                begun += self._reads_in_flight()
         runs = self._runs_until(before, event.at_s)
         self._note(after)
         return [*runs, *begun, event]
+
+    def _reads_in_flight(self) -> list[RunRequested]:
+        """What is forked beside them is discarded if they turn out to have changed something: they are told from now on."""
+        reads = [run for run in self._left_out.values() if run.effect is Effect.READ]
+        for run in reads:
+            del self._left_out[run.request]
+        return reads
 
     def _runs_until(self, view: LineageView, at_s: float) -> list[TransactionEvent]:
         states: list[tuple[SandboxId | None, StateVersion]] = [(None, view.version)]
