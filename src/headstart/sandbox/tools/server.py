@@ -22,7 +22,7 @@ from mcp.types import (
 from mcp.types.version import LATEST_HANDSHAKE_VERSION
 
 from headstart.backends.contract import Capabilities, MountMode, Network
-from headstart.errors import BackendError
+from headstart.errors import BackendError, SandboxUnknown
 from headstart.ids import SessionId
 from headstart.runtime.contract import Catalogue, JsonObject
 from headstart.runtime.handshake import Lists, as_catalogue
@@ -87,6 +87,9 @@ class _SandboxTool(Generic[_A]):
         except OSError as error:
             hint = "relative paths begin at the home; list_files shows what is there"
             raise CallRefused(f"{error.filename}: {error.strerror}", hint=hint) from error
+        except SandboxUnknown:
+            session.note_gone()
+            raise
         except BackendError:
             await session.check_lost()
             raise

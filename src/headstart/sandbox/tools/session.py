@@ -58,12 +58,17 @@ class SessionSandbox:
             BackendError: It could not be started.
         """
         async with self._making:
-            self._note_gone()
+            self.note_gone()
             if self._sandbox is None:
                 self._sandbox = await self._make()
             return self._sandbox
 
-    def _note_gone(self) -> None:
+    def note_gone(self) -> None:
+        """See whether the sandbox is there no more.
+
+        Raises:
+            SandboxLost: It is not, and its state with it.
+        """
         try:
             if self._sandbox is not None:
                 with self.host.using(self._sandbox):
@@ -112,6 +117,7 @@ class SessionSandbox:
         """
         if self._sandbox is None:
             return
+        self.note_gone()
         with anyio.move_on_after(_SETTLING_S):
             with self.host.using(self._sandbox) as box:
                 await box.wait_lost()
