@@ -368,3 +368,36 @@ async def test_who_is_cancelled_while_a_command_runs_leaves_the_sandbox_as_free_
             async with box.start("sleep 1000"):
                 await anyio.sleep_forever()
         assert box.state_version != before, "it may have changed something"
+
+
+async def test_whatever_has_become_the_sandbox_is_told_of_by_the_sandboxs_name(box: headstart.Sandbox) -> None:
+    branch = await box.fork()
+    await branch.run("sleep 1000 >/dev/null 2>&1 &")
+    await branch.commit()
+    with pytest.raises(NotCapturable, match=f"^{box.id} runs sleep"):
+        await box.checkpoint()
+    async with box.start("sleep 1000"):
+        with pytest.raises(NotCapturable, match=f"^{box.id} runs sleep"):
+            await box.checkpoint()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(box.run, "touch begun; sleep 1000")
+        with anyio.fail_after(20):
+            await box.run("until test -e begun; do sleep 0.01; done")
+        with pytest.raises(TransactionRefused, match=f"is in flight in {box.id}"):
+            await box.checkpoint()
+        tasks.cancel_scope.cancel()
+    with pytest.raises(BackendError, match="No space left on device") as full:
+        await fill_and_go_back(box)
+    assert full.value.hint == "what it may write is used up: delete something in it, and try again"
+    await box.run("rm filled")
+    await box.rollback((await box.checkpoint(files_only=True)).id)
+
+
+async def fill_and_go_back(box: headstart.Sandbox) -> None:
+    """Have no room left, not even for an empty folder."""
+    kept = await box.checkpoint(files_only=True)
+    await box.run("cat /dev/zero > filled; i=0; while mkdir -p filler/$i; do i=$((i+1)); done 2>/dev/null")
+    try:
+        await box.rollback(kept)
+    finally:
+        await box.run("rm -r filler")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headstart.backends.contract import Capture
 from headstart.ids import CheckpointId, StateVersion
 
-__all__ = ["SandboxCheckpoint"]
+__all__ = ["SandboxCheckpoint", "id_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +24,8 @@ class SandboxCheckpoint:
     version: StateVersion
     capture: Capture
     left_out: tuple[str, ...] = ()
+
+
+def id_of(checkpoint: SandboxCheckpoint | str) -> CheckpointId:
+    """Return the id of a checkpoint, which may be given by that alone."""
+    return CheckpointId(checkpoint) if isinstance(checkpoint, str) else checkpoint.id

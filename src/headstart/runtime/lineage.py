@@ -8,14 +8,15 @@ have changed something.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypedDict, TypeVar
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from headstart.backends.contract import Capture, Checkpoint, Identity, RunningSandbox
@@ -67,10 +68,10 @@ from headstart.core.transaction import (
     TransactionRequest,
     VerifyStaged,
 )
-from headstart.errors import BackendError, Conflict, TransactionRefused
+from headstart.errors import BackendError, Conflict, HeadstartError, TransactionRefused
 from headstart.ids import CheckpointId, IdSource, SandboxId
 from headstart.runtime.kept import SandboxCheckpoint
-from headstart.runtime.lineage_journal import KeptAs, KeptState, Remembered
+from headstart.runtime.remembered import KeptState, Remembered
 
 __all__ = ["SandboxCheckpoint", "SandboxLineage"]
 
@@ -86,6 +87,8 @@ _Answer = (
     | ReportState
     | ReportDone
 )
+
+_FULL: Final = os.strerror(errno.ENOSPC)
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +149,9 @@ class SandboxLineage:
         self._sandboxes: dict[SandboxId, RunningSandbox] = {first.id: first}
         self._canonical = first
         self._remembered = remembered
-        self._is_flushing = False
+        self._is_syncing = False
+        self._has_swapped = False
+        """Another sandbox is canonical than what is on the disk may say."""
         self._checkpoints: dict[CheckpointId, KeptState] = dict(remembered.kept) if remembered else {}
         self._files_only: set[RequestId] = set()
         self._shells: dict[RequestId, str] = {}
@@ -169,8 +174,9 @@ class SandboxLineage:
                 at_s=clock.monotonic_s(), lineage=name, sandbox=first.id, version=self._new_version()
             )
             self._machine = Lineage(opened)
+            self._handle = self._machine.handle
         else:
-            self._machine = remembered.lineage
+            self._machine, self._handle = remembered.lineage, remembered.handle
 
     @property
     def name(self) -> LineageId:
@@ -252,6 +258,10 @@ class SandboxLineage:
             raise self._refused(answer)
         try:
             yield self._sandboxes[answer.sandbox]
+        except HeadstartError as error:
+            if branch is None:
+                self._tell_in_its_name(error)
+            raise
         finally:
             if not self._closed:
                 self._feed(RunEnded(**self._about(request), sandbox=answer.sandbox))
@@ -288,8 +298,8 @@ class SandboxLineage:
         self._asked_for[answer.checkpoint] += 1
         if kept.left_out and answer.checkpoint == name:
             await self._note_changes()
-        if durable:
-            await self._flush()
+        if durable and self._remembered is not None:
+            await self._remembered.settle()
         return SandboxCheckpoint(
             id=answer.checkpoint,
             version=answer.version,
@@ -397,27 +407,31 @@ class SandboxLineage:
             self._remembered.journal.close()
             self._remembered = None
 
-    def _flush_soon(self) -> None:
-        """Have what was kept on the disk in a while; one flush is for all that was kept before it begins."""
-        if self._remembered is not None and not self._is_flushing:
-            self._is_flushing = True
+    def _sync_soon(self) -> None:
+        """Have the journal on the disk in a while; the store sees to what was kept in it."""
+        if self._remembered is not None and not self._is_syncing:
+            self._is_syncing = True
             self._acting += 1  # the journal is not closed meanwhile
-            self._tasks.start_soon(self._see_through_flush)
+            self._tasks.start_soon(self._sync, self._remembered)
 
-    async def _see_through_flush(self) -> None:
-        self._is_flushing = False
+    async def _sync(self, remembered: Remembered) -> None:
+        self._is_syncing = False
         try:
-            await self._flush()
+            await remembered.sync()
         except BackendError as error:
-            _log.warning("%s: what was kept is not on the disk: %s", self._name, error)
+            _log.warning("%s: what was kept may not outlive the machine: %s", self._name, error)
         finally:
             self._acted()
 
-    async def _flush(self) -> None:
-        if self._remembered is not None:
-            remembered = self._remembered
-            await remembered.flush()
-            await anyio.to_thread.run_sync(remembered.journal.sync)
+    async def _settle_swap(self) -> None:
+        """Have what is canonical now on the disk, before that which was can be deleted."""
+        if self._remembered is None or not self._has_swapped:
+            return
+        self._has_swapped = False
+        try:
+            await self._remembered.settle()
+        except BackendError as error:
+            _log.warning("%s: its state may not outlive the machine: %s", self._name, error)
 
     async def _until_idle(self) -> None:
         while self._acting:
@@ -469,23 +483,24 @@ class SandboxLineage:
 
     def _note_failure(self, request: RequestId, failure: Exception) -> None:
         """Have it raised where it was asked for; who has gone need not know."""
+        if isinstance(failure, HeadstartError):
+            self._tell_in_its_name(failure)
+            if _FULL in str(failure):
+                failure.hint = "what it may write is used up: delete something in it, and try again"
         if request in self._waiting:
             self._waiting[request].failure = failure
 
+    def _tell_in_its_name(self, error: HeadstartError) -> None:
+        """Its user does not know which sandbox it is at the moment: after a rollback or a commit, it has another id."""
+        inner, told = self._canonical.id, str(error)
+        if inner != self._name and inner in told:
+            error.args = (told.replace(inner, self._name),)
+
     def _feed(self, event: TransactionEvent) -> None:
-        for instruction in self._handled(event):
+        for instruction in self._handle(event):
             self._take(instruction)
         self._moved.set()
         self._moved = anyio.Event()
-
-    def _handled(self, event: TransactionEvent) -> list[TransactionInstruction]:
-        """Return what is to be done; what has to be known of it after a crash is written by then."""
-        if self._remembered is None:
-            return self._machine.handle(event)
-        before = self._machine.view()
-        instructions = self._machine.handle(event)
-        self._remembered.journal.note(event, before=before, after=self._machine.view(), instructions=instructions)
-        return instructions
 
     def _take(self, instruction: TransactionInstruction) -> None:
         match instruction:
@@ -501,6 +516,7 @@ class SandboxLineage:
                 self._feed(StateVerified(**self._about(instruction.request)))
             case SwapIn():
                 self._canonical = self._sandboxes[instruction.sandbox]
+                self._has_swapped = True
                 self._feed(StateSwapped(**self._about(instruction.request)))
                 self.on_swap(instruction.sandbox, self._staged.pop(instruction.sandbox, None))
             case CollectGarbage():
@@ -549,21 +565,28 @@ class SandboxLineage:
 
     async def _capture(self, wanted: CaptureCheckpoint) -> None:
         try:
-            kept = await self._sandboxes[wanted.sandbox].checkpoint(files_only=wanted.request in self._files_only)
+            kept = await self._keep(self._sandboxes[wanted.sandbox], wanted)
         except Exception as error:  # noqa: BLE001 told to who asked
             self._note_failure(wanted.request, error)
             self._feed(CheckpointNotCaptured(**self._about(wanted.request), reason=str(error)))
         else:
-            self._checkpoints[wanted.checkpoint] = KeptState(files=kept, shell=self._shells.get(wanted.request))
-            if self._remembered is not None:
-                self._remembered.journal.note_kept(
-                    KeptAs(checkpoint=wanted.checkpoint, kept=kept.id, shell=self._shells.get(wanted.request))
-                )
+            self._checkpoints[wanted.checkpoint] = kept
             is_wanted = wanted.request in self._waiting
             self._feed(CheckpointCaptured(**self._about(wanted.request)))
-            self._flush_soon()
+            self._sync_soon()
             if not is_wanted:  # nobody knows of it
                 self._feed(CheckpointDropRequested(**self._about(self._new_request()), checkpoint=wanted.checkpoint))
+
+    async def _keep(self, sandbox: RunningSandbox, wanted: CaptureCheckpoint) -> KeptState:
+        files = await sandbox.checkpoint(files_only=wanted.request in self._files_only)
+        kept = KeptState(files=files, shell=self._shells.get(wanted.request))
+        try:
+            if self._remembered is not None:
+                self._remembered.note_kept(wanted.checkpoint, kept)
+        except BackendError:
+            await sandbox.forget(files)
+            raise
+        return kept
 
     async def _fork(self, wanted: ForkBranch) -> None:
         origin = self._sandboxes[wanted.sandbox]
@@ -620,6 +643,7 @@ class SandboxLineage:
             self._sandboxes[sandbox.id] = sandbox
 
     async def _collect(self, garbage: CollectGarbage) -> None:
+        await self._settle_swap()
         for name in garbage.sandboxes:
             self._beside.discard(name)
             self._written_beside.discard(name)

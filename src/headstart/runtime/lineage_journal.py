@@ -14,12 +14,11 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from headstart.backends.contract import Checkpoint
 from headstart.core.transaction import (
     Abridgement,
     BranchExited,
@@ -34,7 +33,6 @@ from headstart.core.transaction import (
     ForkFailed,
     ForkRequested,
     GarbageCollected,
-    Lineage,
     LineageClosed,
     LineageOpened,
     LineageView,
@@ -53,42 +51,12 @@ from headstart.errors import BackendError
 from headstart.ids import CheckpointId
 from headstart.runtime.codec import RecordCodec
 
-__all__ = ["KeptAs", "KeptState", "LineageJournal", "Remembered", "read_journal"]
+__all__ = ["KeptAs", "LineageJournal", "read_journal"]
 
 _log = logging.getLogger(__name__)
 
 _ROOM_BYTES = 65_536
 """What one operation may write, with all that comes of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptState:
-    """What a checkpoint is made of.
-
-    Attributes:
-        files: The backend's part.
-        shell: The state of a bash session; None if there was none.
-    """
-
-    files: Checkpoint
-    shell: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    """What outlives the service of a lineage.
-
-    Attributes:
-        lineage: As what was written so far tells it; it is the lineage's own from now on.
-        kept: Its checkpoints.
-        journal: Gets to know what happens from now on.
-        flush: Returns when the files are on the disk.
-    """
-
-    lineage: Lineage
-    journal: LineageJournal
-    flush: Callable[[], Awaitable[None]]
-    kept: Mapping[CheckpointId, KeptState] = field(default_factory=dict[CheckpointId, KeptState])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +154,16 @@ class LineageJournal:
             _log.error("%s cannot be written any more: %s", self._path, error.strerror)
 
     def note_kept(self, kept: KeptAs) -> None:
-        """Write how a checkpoint can be found again."""
+        """Write how a checkpoint can be found again.
+
+        Raises:
+            BackendError: There is no room for it.
+        """
         self.make_room()
-        self._write(kept)
+        try:
+            self._write(kept)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
 
     def _write(self, record: object) -> None:
         data = (_codec.line(record) + "\n").encode()

@@ -22,7 +22,7 @@ from headstart.backends.contract import (
 from headstart.core.actions import Effect
 from headstart.errors import BackendError, SandboxPaused, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
-from headstart.runtime.kept import SandboxCheckpoint
+from headstart.runtime.kept import SandboxCheckpoint, id_of
 from headstart.runtime.lineage import SandboxLineage
 from headstart.sandbox.commands import complete_command, run_to_end
 from headstart.sandbox.files import SandboxFiles
@@ -347,7 +347,7 @@ class Sandbox:
             BackendError: It failed, and the state is what it was.
         """
         self._may_be("rolled back")
-        await self._lineage.rollback(_id_of(to))
+        await self._lineage.rollback(id_of(to))
 
     async def drop(self, checkpoint: SandboxCheckpoint | str) -> None:
         """Let go of a checkpoint, and of the memory that only it needs.
@@ -358,7 +358,7 @@ class Sandbox:
             TransactionRefused: It is no checkpoint of this sandbox.
         """
         self._may_be("asked to drop a checkpoint")
-        await self._lineage.drop(_id_of(checkpoint))
+        await self._lineage.drop(id_of(checkpoint))
 
     @property
     def checkpoints(self) -> tuple[SandboxCheckpoint, ...]:
@@ -496,7 +496,3 @@ class Branch(Sandbox):
     async def __aexit__(self, *_failure: object) -> None:
         with anyio.CancelScope(shield=True):
             await self.discard()
-
-
-def _id_of(checkpoint: SandboxCheckpoint | str) -> CheckpointId:
-    return CheckpointId(checkpoint) if isinstance(checkpoint, str) else checkpoint.id

@@ -20,7 +20,7 @@ from headstart.core.transaction import LineageId
 from headstart.errors import ConfigError
 from headstart.ids import IdSource, RandomIds, SandboxId
 from headstart.runtime.lineage import SandboxLineage
-from headstart.runtime.lineage_journal import Remembered
+from headstart.runtime.remembered import Remembered
 from headstart.runtime.state_files import unusable
 from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.options import HOST, SandboxOptions

@@ -114,8 +114,6 @@ class FakeBackend:
         raised: Sandboxes whose priority was raised, in order.
     """
 
-    name: Final = "fake"
-
     def __init__(
         self,
         programs: Mapping[str, Program] | None = None,
@@ -146,6 +144,10 @@ class FakeBackend:
         self._start_failures: defaultdict[str, deque[BackendError]] = defaultdict(deque)
         self._holds: dict[tuple[str, str], Hold] = {}
         self._tasks: TaskGroup | None = None
+
+    @property
+    def name(self) -> str:
+        return "fake"
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()

@@ -175,7 +175,7 @@ def test_a_checkpoint_waits_for_runs_even_if_they_only_read() -> None:
     d.run(Effect.READ)
     told = refusal(d.checkpoint())
     assert told.refusal is TransactionRefusal.RUN_IN_FLIGHT
-    assert told.message == "the run r1 is in flight in sbx; ask again when it has ended"
+    assert told.message == "the run r1 is in flight in lin_me; ask again when it has ended"
 
 
 def test_a_dropped_checkpoint_is_collected_and_cannot_be_gone_back_to() -> None:

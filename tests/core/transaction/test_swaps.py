@@ -117,7 +117,7 @@ def test_a_commit_waits_for_the_runs_in_the_branch_and_in_the_canonical_sandbox(
     d.run(branch="bra")
     assert refusal(d.commit()).message == "the run r2 is in flight in bra; ask again when it has ended"
     d.run(Effect.READ)
-    assert refusal(d.commit()).message == "the run r4 is in flight in sbx; ask again when it has ended"
+    assert refusal(d.commit()).message == "the run r4 is in flight in lin_me; ask again when it has ended"
 
 
 @pytest.mark.parametrize("stages", [0, 1, 2])

@@ -17,7 +17,7 @@ from tests.sandbox.hosted.hosting import open_host
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
 from headstart.sandbox import SandboxOptions
 from headstart.sandbox.hosted import SandboxHost
-from headstart.sandbox.hosted.messages import Event
+from headstart.sandbox.hosted.messages import Event, HostedEvent
 from headstart.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +109,7 @@ async def test_what_was_nearly_meant_is_told(host: SandboxHost) -> None:
 
 
 async def test_one_that_nobody_uses_ends_and_one_that_is_used_does_not(host: SandboxHost) -> None:
-    async with host.watching() as events:
+    async with host.happenings.watching() as events:
         idle = await host.create(PLAIN, ends_after_idle_s=0.3)
         used = await host.create(PLAIN, ends_after_idle_s=0.3)
         later = await host.create(PLAIN, ends_after_idle_s=0.8)
@@ -125,7 +125,7 @@ async def test_one_that_nobody_uses_ends_and_one_that_is_used_does_not(host: San
 async def test_branches_end_with_their_sandbox_and_are_told_first(host: SandboxHost) -> None:
     box = await host.create(PLAIN)
     branches = [await host.fork(box.id) for _ in range(2)]
-    async with host.watching() as events:
+    async with host.happenings.watching() as events:
         await host.kill(box.id)
         told = [await anext(events) for _ in range(3)]
     assert [each.sandbox for each in told] == [branches[0].id, branches[1].id, box.id]
@@ -134,24 +134,30 @@ async def test_branches_end_with_their_sandbox_and_are_told_first(host: SandboxH
 
 
 @pytest.mark.parametrize("what", ["sandbox", "branch"])
-async def test_one_whose_init_is_killed_is_listed_no_more_and_says_why(what: str, host: SandboxHost) -> None:
+async def test_one_whose_init_is_killed_says_why_and_a_sandbox_is_brought_back_without_its_branches(
+    what: str, host: SandboxHost
+) -> None:
     box = await host.create(PLAIN)
     branch = await host.fork(box.id)
     victim = box if what == "sandbox" else branch
-    async with host.watching() as events:
+    async with host.happenings.watching() as events:
         os.kill(victim._current().pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownArgumentType, reportUnknownMemberType]
         assert (await ended(events, victim.id)).about == "it ended by itself: its first process is gone"
         if what == "sandbox":
             with suppress(SandboxUnknown):  # its branch goes with it
                 await host.kill(branch.id)
-    assert await ids(host) == ([] if what == "sandbox" else [box.id])
-    with pytest.raises(SandboxUnknown, match="its first process is gone"):
-        await host.look(victim.id)
+        if what == "sandbox":  # and then it is back, with its files
+            while (event := await anext(events)).event is not HostedEvent.BROUGHT_BACK:
+                pass
+            assert event.sandbox == box.id
+    assert await ids(host) == [box.id]
+    with pytest.raises(SandboxUnknown):
+        await host.look(branch.id)
 
 
 async def test_a_kill_twice_at_once_ends_it_once_and_both_hear_of_it(host: SandboxHost) -> None:
     box = await host.create(PLAIN)
-    async with host.watching() as events:
+    async with host.happenings.watching() as events:
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(host.kill, box.id)
@@ -215,7 +221,7 @@ async def test_what_is_done_to_one_that_is_being_killed_is_refused_and_nothing_h
 
 async def test_who_does_not_read_events_misses_the_oldest_alone(host: SandboxHost) -> None:
     box = await host.create(PLAIN)
-    async with host.watching() as events:
+    async with host.happenings.watching() as events:
         for _ in range(600):
             await host.pause(box.id)
             await host.resume(box.id)

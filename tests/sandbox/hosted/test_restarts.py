@@ -184,7 +184,7 @@ async def test_a_sandbox_whose_first_process_is_killed_goes_on_with_its_files(tm
     async with open_host(tmp_path) as host:
         box = await host.create(SandboxOptions())
         await box.files.write("f", b"1")
-        async with host.watching() as events:
+        async with host.happenings.watching() as events:
             os.kill(box._current().pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownArgumentType]
             told: list[str] = []
             with anyio.fail_after(20):
@@ -203,7 +203,7 @@ async def test_a_sandbox_whose_first_process_keeps_being_killed_is_given_up_and_
     async with open_host(tmp_path) as host:
         box = await host.create(SandboxOptions())
         await box.files.write("f", b"1")
-        async with host.watching() as events:
+        async with host.happenings.watching() as events:
             for _ in range(4):
                 with host.using(box.id) as found:
                     os.kill(found._current().pid, signal.SIGKILL)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType, reportUnknownArgumentType]

@@ -90,7 +90,8 @@ class _Door:
         where = sandbox or self._state.canonical.sandbox
         for run in self._state.runs_in(where):
             if run.may_change or not changing_only:
-                message = f"the run {run.request} is in flight in {where}; ask again when it has ended"
+                called = self._state.id if where == self._state.canonical.sandbox else where
+                message = f"the run {run.request} is in flight in {called}; ask again when it has ended"
                 return self.refuse(TransactionRefusal.RUN_IN_FLIGHT, message)
         return None
 

@@ -21,8 +21,7 @@ import anyio
 from headstart.backends.contract import ByteStreams, ExitStatus, FileInfo, TerminalProcess, TerminalSize, Usage
 from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
 from headstart.errors import TransactionRefused
-from headstart.ids import CheckpointId
-from headstart.runtime.kept import SandboxCheckpoint
+from headstart.runtime.kept import SandboxCheckpoint, id_of
 from headstart.runtime.state_files import state_dir as usual_state_dir
 from headstart.sandbox.commands import complete_command, run_to_end
 from headstart.sandbox.hosted import messages as m
@@ -236,11 +235,11 @@ class HostedSandbox:
 
     async def rollback(self, to: SandboxCheckpoint | str) -> None:
         """See `Sandbox.rollback`."""
-        await self._do(m.Rollback(sandbox=self.id, checkpoint=_id_of(to)))
+        await self._do(m.Rollback(sandbox=self.id, checkpoint=id_of(to)))
 
     async def drop(self, checkpoint: SandboxCheckpoint | str) -> None:
         """See `Sandbox.drop`."""
-        await self._do(m.Drop(sandbox=self.id, checkpoint=_id_of(checkpoint)))
+        await self._do(m.Drop(sandbox=self.id, checkpoint=id_of(checkpoint)))
 
     async def fork(self, *, files_only: bool = False) -> HostedSandbox:
         """See `Sandbox.fork`. The branch lives until it is committed or killed, or this sandbox ends."""
@@ -407,7 +406,3 @@ async def _tell_all(tell: OnOutput, pipes: StdioPipes) -> None:
         reading.start_soon(read, "stderr", pipes.stderr)
     for failure in failures:
         raise failure
-
-
-def _id_of(checkpoint: SandboxCheckpoint | str) -> CheckpointId:
-    return CheckpointId(checkpoint) if isinstance(checkpoint, str) else checkpoint.id

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
-import re
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -19,9 +17,11 @@ from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxU
 from headstart.ids import IdSource, SandboxId
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.tasks import open_tasks
+from headstart.sandbox.hosted.happenings import Happenings
 from headstart.sandbox.hosted.keeping import KeptSandbox, SandboxKeeping
-from headstart.sandbox.hosted.messages import Event, HostedEvent, HostedInfo, SandboxState
+from headstart.sandbox.hosted.messages import HostedEvent, HostedInfo, SandboxState
 from headstart.sandbox.hosted.record import HostedRecord
+from headstart.sandbox.hosted.register import Broken, Hosted, Register
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.sandbox import Branch, Sandbox
 from headstart.sandbox.sandboxes import Sandboxes
@@ -29,48 +29,12 @@ from headstart.sandbox.templates import TemplateStore
 
 __all__ = ["SandboxHost"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_SHORTEST_BEGINNING = 3
-_LONGEST_NAME = 63
 _LONGEST_IDLE_S = 1e9
-_MOST_ENDED = 1_000
-_MOST_UNREAD_EVENTS = 1_000
 _BROUGHT_BACK_AT_ONCE = 8
 _MOST_LOSSES, _LOSSES_WITHIN_S = 3, 60.0
-_WHO_LIVES = "headstart sandbox list shows who lives"
 _LOST = "it ended by itself: its first process is gone"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Hosted:
-    """One sandbox, or branch, that lives.
-
-    Attributes:
-        record: What it was made with; of a branch: what the sandbox was that it was forked from.
-        users: How many use it now; it is idle when nobody does.
-        ending: Set to have its task end it; then `why` says for what reason.
-        goes_on: It ends for now only: the next service has it again, or this one at once.
-        gone: Set when it is here no more.
-    """
-
-    box: Sandbox
-    record: HostedRecord
-    branch_of: str | None
-    created_wall_s: float
-    used_at_s: float
-    users: int = 0
-    why: str = _LOST
-    goes_on: bool = False
-    ending: anyio.Event = field(default_factory=anyio.Event)
-    gone: anyio.Event = field(default_factory=anyio.Event)
-
-    def end(self, why: str, *, goes_on: bool = False) -> None:
-        if not self.ending.is_set():
-            self.why = why
-            self.goes_on = goes_on
-            self.ending.set()
 
 
 class SandboxHost:
@@ -81,13 +45,10 @@ class SandboxHost:
         self._clock = clock
         self._ids = ids
         self._tasks = tasks
-        self._hosted: dict[str, _Hosted] = {}
-        self._ended: dict[str, str] = {}
-        self._broken: dict[str, tuple[HostedRecord, str]] = {}
-        """Those that could not be brought back, and why."""
+        self._register = Register()
+        self._happenings = Happenings(clock)
         self._losses: dict[str, list[float]] = {}
         self._is_ending = False
-        self._listeners: list[Callable[[Event], None]] = []
 
     @classmethod
     @asynccontextmanager
@@ -116,7 +77,7 @@ class SandboxHost:
                 yield host
             finally:
                 host._is_ending = True
-                for hosted in host._hosted.values():
+                for hosted in host._register.living:
                     host._end_for_now(hosted)
 
     async def _bring_back(self) -> None:
@@ -136,17 +97,17 @@ class SandboxHost:
                 starting.start_soon(bring_back, record)
 
     def _note_broken(self, record: HostedRecord, error: HeadstartError) -> None:
-        if isinstance(error, SandboxUnknown):  # it had been ended
+        if isinstance(error, SandboxUnknown):
+            self._register.note_ended(record.id, str(error))
             return
-        self._broken[record.id] = record, str(error)
-        self._ended.pop(record.id, None)
+        self._register.note_broken(record, str(error))
         _log.error("sandbox %s could not be brought back, and stays on disk: %s", record.id, error)
-        self.tell(HostedEvent.ENDED, record.id, about=f"it could not be brought back: {error}")
+        self.happenings.tell(HostedEvent.ENDED, record.id, about=f"it could not be brought back: {error}")
 
-    def _note_ended(self, sandbox: str, why: str) -> None:
-        self._ended[sandbox] = why
-        while len(self._ended) > _MOST_ENDED:
-            del self._ended[next(iter(self._ended))]
+    @property
+    def happenings(self) -> Happenings:
+        """What happens to sandboxes, for who watches."""
+        return self._happenings
 
     # ------------------------------------------------------------ what lives
 
@@ -164,7 +125,8 @@ class SandboxHost:
             ConfigError: An option cannot be used, or the name is taken or is none.
             BackendError: It could not be started.
         """
-        self._check(name, ends_after_idle_s)
+        _check_idle(ends_after_idle_s)
+        self._register.check_name(name)
         record = HostedRecord(
             id=self._ids.new("box"),
             options=options.complete(),
@@ -173,7 +135,7 @@ class SandboxHost:
             ends_after_idle_s=ends_after_idle_s,
             ends_with_service=ends_with_service,
         )
-        hosted: _Hosted = await self._tasks.start(self._own, record)
+        hosted: Hosted = await self._tasks.start(self._own, record)
         return hosted.box
 
     async def fork(self, sandbox: str, *, files_only: bool = False) -> Branch:
@@ -184,7 +146,7 @@ class SandboxHost:
             Exception: What `Sandbox.fork` raises.
         """
         with self.using(sandbox) as box:
-            origin = self._hosted[box.id]
+            origin = self._register.find_living(box.id)
             branch = await box.fork(files_only=files_only)
             try:
                 await self._tasks.start(self._own_branch, branch, origin)
@@ -192,7 +154,7 @@ class SandboxHost:
                 with anyio.CancelScope(shield=True):
                     await branch.discard()  # nobody owns it
                 raise
-            self.tell(HostedEvent.FORKED, box.id, about=branch.id)
+            self.happenings.tell(HostedEvent.FORKED, box.id, about=branch.id)
             return branch
 
     async def commit(self, branch: str) -> None:
@@ -206,10 +168,10 @@ class SandboxHost:
         with self.using(branch) as box:
             if not isinstance(box, Branch):
                 raise TransactionRefused(f"{box.id} is no branch, so there is nothing to commit", hint="fork it first")
-            hosted = self._hosted[box.id]
+            hosted = self._register.find_living(box.id)
             await box.commit()
             origin = hosted.branch_of or ""
-            self.tell(HostedEvent.COMMITTED, origin, about=box.id)
+            self.happenings.tell(HostedEvent.COMMITTED, origin, about=box.id)
         await hosted.gone.wait()
 
     async def checkpoint(self, sandbox: str, *, files_only: bool = False, durable: bool = False) -> SandboxCheckpoint:
@@ -221,7 +183,7 @@ class SandboxHost:
         """
         with self.using(sandbox) as box:
             kept = await box.checkpoint(files_only=files_only, durable=durable)
-            self.tell(HostedEvent.CHECKPOINTED, box.id, about=kept.id)
+            self.happenings.tell(HostedEvent.CHECKPOINTED, box.id, about=kept.id)
             return kept
 
     async def rollback(self, sandbox: str, to: str) -> None:
@@ -233,7 +195,7 @@ class SandboxHost:
         """
         with self.using(sandbox) as box:
             await box.rollback(to)
-            self.tell(HostedEvent.ROLLED_BACK, box.id, about=to)
+            self.happenings.tell(HostedEvent.ROLLED_BACK, box.id, about=to)
 
     async def pause(self, sandbox: str) -> None:
         """See `Sandbox.pause`.
@@ -244,7 +206,7 @@ class SandboxHost:
         """
         with self.using(sandbox) as box:
             await box.pause()
-            self.tell(HostedEvent.PAUSED, box.id)
+            self.happenings.tell(HostedEvent.PAUSED, box.id)
 
     async def resume(self, sandbox: str) -> None:
         """See `Sandbox.resume`.
@@ -255,7 +217,7 @@ class SandboxHost:
         """
         with self.using(sandbox) as box:
             await box.resume()
-            self.tell(HostedEvent.RESUMED, box.id)
+            self.happenings.tell(HostedEvent.RESUMED, box.id)
 
     async def kill(self, sandbox: str) -> None:
         """End a sandbox and its branches, or discard a branch; return when nothing of it is left.
@@ -263,21 +225,21 @@ class SandboxHost:
         Raises:
             SandboxUnknown: There is none.
         """
-        broken = self._broken_called(sandbox)
-        if broken is not None:
-            await self._keeping.remove(SandboxId(broken.id))
-            del self._broken[broken.id]
-            self._note_ended(broken.id, "it was killed")
+        hosted = self._register.find(sandbox)
+        if isinstance(hosted, Broken):
+            if not hosted.why:
+                self._register.find_living(sandbox)  # which tells what it is at
+            await self._keeping.remove(SandboxId(hosted.id))
+            self._register.note_ended(hosted.id, "it was killed")
             return
-        hosted = self._find(sandbox)
         hosted.end("it was discarded" if hosted.branch_of else "it was killed")
         await hosted.gone.wait()
 
     def end(self, sandbox: str, why: str) -> None:
         """Have a sandbox and its branches end, for a reason that is told; one that has ended is fine."""
-        hosted = self._hosted.get(sandbox)
-        if hosted is not None:
-            hosted.end(why)
+        for hosted in self._register.living:
+            if hosted.id == sandbox:
+                hosted.end(why)
 
     @contextmanager
     def using(self, sandbox: str) -> Generator[Sandbox]:
@@ -289,20 +251,20 @@ class SandboxHost:
         Raises:
             SandboxUnknown: There is none, or it ends meanwhile; the message says why.
         """
-        hosted = self._find_living(sandbox)
+        hosted = self._register.find_living(sandbox)
         hosted.users += 1
         try:
             yield hosted.box
         except BackendError as error:
             if hosted.ending.is_set():
-                raise _has_ended(hosted.box.id, hosted.why) from error
+                raise hosted.has_ended() from error
             raise
         finally:
             hosted.users -= 1
             hosted.used_at_s = self._clock.monotonic_s()
             self._note_sessions(hosted)
 
-    def _note_sessions(self, hosted: _Hosted) -> None:
+    def _note_sessions(self, hosted: Hosted) -> None:
         """Remember whether there is something that would be lost with its processes."""
         has = hosted.box.kernel.has_state, hosted.box.shell.has_state
         is_known = has == (hosted.record.had_kernel, hosted.record.had_shell)
@@ -320,17 +282,17 @@ class SandboxHost:
         Raises:
             SandboxUnknown: There is none.
         """
-        broken = self._broken_called(sandbox)
-        if broken is not None:
-            return self._info_of_broken(broken)
-        hosted = self._find_living(sandbox)
+        found = self._register.find(sandbox)
+        if isinstance(found, Broken) and found.why:
+            return _info_of_broken(found)
+        hosted = self._register.find_living(sandbox)
         try:
             usage = await hosted.box.usage()
         except (BackendError, TransactionRefused):  # it is ending
             usage = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
         return HostedInfo(
             id=hosted.box.id,
-            name=None if hosted.branch_of else hosted.record.name,
+            name=hosted.name,
             branch_of=hosted.branch_of,
             state=SandboxState.PAUSED if _is_paused(hosted.box) else SandboxState.RUNNING,
             version=hosted.box.state_version,
@@ -347,67 +309,23 @@ class SandboxHost:
     async def list(self) -> tuple[HostedInfo, ...]:
         """Return all that live, the oldest first."""
         living: list[HostedInfo] = []
-        for name in tuple(self._hosted):
+        for hosted in self._register.living:
             with suppress(SandboxUnknown):  # it is ending
-                living.append(await self.look(name))
-        return (*living, *(self._info_of_broken(record) for record, _ in self._broken.values()))
-
-    def _info_of_broken(self, record: HostedRecord) -> HostedInfo:
-        return HostedInfo(
-            id=record.id,
-            name=record.name,
-            state=SandboxState.BROKEN,
-            created_wall_s=record.created_wall_s,
-            ends_after_idle_s=record.ends_after_idle_s,
-            template=record.options.template,
-            network=record.options.network,
-            mounts=dict(record.options.mounts),
-            trouble=self._broken[record.id][1],
-        )
-
-    # ------------------------------------------------------------ what happens
-
-    def tell(self, event: HostedEvent, sandbox: str, *, about: str = "") -> None:
-        """Tell whoever watches that something has happened."""
-        told = Event(event=event, sandbox=sandbox, at_wall_s=self._clock.wall_s(), about=about)
-        for listener in tuple(self._listeners):
-            listener(told)
-
-    @asynccontextmanager
-    async def watching(self) -> AsyncGenerator[AsyncGenerator[Event]]:
-        """Yield what happens from now on. Who does not read a thousand events misses the oldest."""
-        send, receive = anyio.create_memory_object_stream[Event](_MOST_UNREAD_EVENTS)
-
-        def note(event: Event) -> None:
-            try:
-                send.send_nowait(event)
-            except anyio.WouldBlock:
-                receive.receive_nowait()
-                send.send_nowait(event)
-
-        async def events() -> AsyncGenerator[Event]:
-            async for event in receive:
-                yield event
-
-        self._listeners.append(note)
-        try:
-            with send, receive:
-                yield events()
-        finally:
-            self._listeners.remove(note)
+                living.append(await self.look(hosted.id))
+        return (*living, *(_info_of_broken(each) for each in self._register.broken if each.why))
 
     # ------------------------------------------------------------ owners
 
-    async def _own(self, record: HostedRecord, *, task_status: TaskStatus[_Hosted]) -> None:
+    async def _own(self, record: HostedRecord, *, task_status: TaskStatus[Hosted]) -> None:
         """Own a sandbox from its beginning to its end."""
         kept = await self._keeping.begin(record)
         try:
-            self._check(record.name, record.ends_after_idle_s)  # others may have come first
+            self._register.check_name(record.name)  # others may have come first
         except ConfigError:
             await kept.leave(ends=True)
             raise
         hosted = self._host(kept.box, record)
-        self.tell(HostedEvent.CREATED, kept.box.id)
+        self.happenings.tell(HostedEvent.CREATED, kept.box.id)
         task_status.started(hosted)
         await self._live(hosted, kept)
 
@@ -415,24 +333,23 @@ class SandboxHost:
         """Own a sandbox that there was before."""
         kept = await self._keeping.go_on(record)
         hosted = self._host(kept.box, kept.record)
-        self._ended.pop(record.id, None)
         task_status.started()
         await self._live(hosted, kept)
 
-    async def _live(self, hosted: _Hosted, kept: KeptSandbox) -> None:
+    async def _live(self, hosted: Hosted, kept: KeptSandbox) -> None:
         """Return when it has ended, or stands still on disk, and its branches have ended."""
         try:
             await self._until_over(hosted)
         finally:
             self._end_for_now(hosted)
             with anyio.CancelScope(shield=True):
-                for branch in [each for each in self._hosted.values() if each.branch_of == hosted.record.id]:
+                for branch in self._register.branches_of(hosted):
                     branch.end(f"the sandbox that it was forked from has ended ({hosted.why})")
                     await branch.gone.wait()
                 await self._leave(hosted, kept)
         self._go_on_if_lost(hosted)
 
-    async def _leave(self, hosted: _Hosted, kept: KeptSandbox) -> None:
+    async def _leave(self, hosted: Hosted, kept: KeptSandbox) -> None:
         kept.record = hosted.record
         try:
             await kept.leave(ends=not hosted.goes_on)
@@ -441,7 +358,7 @@ class SandboxHost:
         finally:
             self._note_gone(hosted)
 
-    def _go_on_if_lost(self, hosted: _Hosted) -> None:
+    def _go_on_if_lost(self, hosted: Hosted) -> None:
         """Start a sandbox again that has lost its processes; but not one that does so again and again."""
         if hosted.why != _LOST or not hosted.goes_on:
             return
@@ -455,7 +372,7 @@ class SandboxHost:
             except HeadstartError as error:
                 self._note_broken(hosted.record, error)
             else:
-                self.tell(HostedEvent.BROUGHT_BACK, hosted.record.id)
+                self.happenings.tell(HostedEvent.BROUGHT_BACK, hosted.record.id)
 
         self._tasks.start_soon(go_on)
 
@@ -465,7 +382,7 @@ class SandboxHost:
         self._losses[sandbox] = [*recent, now_s]
         return len(recent) < _MOST_LOSSES
 
-    async def _own_branch(self, branch: Branch, origin: _Hosted, *, task_status: TaskStatus[_Hosted]) -> None:
+    async def _own_branch(self, branch: Branch, origin: Hosted, *, task_status: TaskStatus[Hosted]) -> None:
         async with branch:
             hosted = self._host(branch, origin.record, branch_of=origin.box.id)
             task_status.started(hosted)
@@ -483,22 +400,23 @@ class SandboxHost:
         except HeadstartError:
             _log.exception("branch %s did not end as it should", branch.id)
 
-    def _host(self, box: Sandbox, record: HostedRecord, *, branch_of: str | None = None) -> _Hosted:
-        hosted = self._hosted[box.id] = _Hosted(
+    def _host(self, box: Sandbox, record: HostedRecord, *, branch_of: str | None = None) -> Hosted:
+        hosted = Hosted(
             box=box,
             record=record,
             branch_of=branch_of,
             created_wall_s=self._clock.wall_s() if branch_of else record.created_wall_s,
             used_at_s=self._clock.monotonic_s(),
         )
+        self._register.note_living(hosted)
         if self._is_ending:  # it was being made meanwhile
             self._end_for_now(hosted)
         return hosted
 
-    def _end_for_now(self, hosted: _Hosted) -> None:
+    def _end_for_now(self, hosted: Hosted) -> None:
         hosted.end("the service has ended", goes_on=self._keeping.outlives_service(hosted.record))
 
-    async def _until_over(self, hosted: _Hosted) -> None:
+    async def _until_over(self, hosted: Hosted) -> None:
         """Return when a sandbox is to end, or has ended by itself."""
 
         async def watch_life() -> None:
@@ -518,7 +436,7 @@ class SandboxHost:
             await hosted.ending.wait()
             watchers.cancel_scope.cancel()
 
-    async def _watch_use(self, hosted: _Hosted, ends_after_s: float) -> None:
+    async def _watch_use(self, hosted: Hosted, ends_after_s: float) -> None:
         while True:
             left_s = hosted.used_at_s + ends_after_s - self._clock.monotonic_s()
             if hosted.users:
@@ -528,78 +446,34 @@ class SandboxHost:
                 return
             await anyio.sleep(left_s)
 
-    def _note_gone(self, hosted: _Hosted) -> None:
+    def _note_gone(self, hosted: Hosted) -> None:
         """Have it known that a sandbox has ended, and that nothing of it is left here."""
-        name = hosted.box.id
-        del self._hosted[name]
-        self._note_ended(name, hosted.why)
+        self._register.note_gone(hosted)
+        if hosted.why == _LOST and hosted.goes_on:
+            self._register.note_broken(hosted.record)
         hosted.gone.set()
-        self.tell(HostedEvent.ENDED, name, about=hosted.why)
-
-    # ------------------------------------------------------------ names
-
-    def _check(self, name: str | None, ends_after_idle_s: float | None) -> None:
-        if ends_after_idle_s is not None and not 0 < ends_after_idle_s < _LONGEST_IDLE_S:
-            hint = "say seconds above 0, or nothing for a sandbox that lives until it is killed"
-            raise ConfigError(f"{ends_after_idle_s:g} is no time", where="ends_after_idle_s", hint=hint)
-        if name is None:
-            return
-        if not _NAME.fullmatch(name) or name.startswith("box_"):
-            hint = "use letters, digits, _ . and -, at most 63, and do not begin with box_"
-            raise ConfigError(f"{name!r} cannot be a sandbox's name", where="name", hint=hint)
-        records = [hosted.record for hosted in self._hosted.values() if hosted.branch_of is None]
-        for record in (*records, *(broken for broken, _ in self._broken.values())):
-            if record.name == name:
-                hint = "choose another, or kill that one first"
-                raise ConfigError(f"{record.id} is called {name!r} already", where="name", hint=hint)
-
-    def _broken_called(self, sandbox: str) -> HostedRecord | None:
-        """Return one that could not be brought back, by its id, its name or a beginning of its id."""
-        beginning = sandbox.removeprefix("box_")
-        for record, _ in self._broken.values():
-            is_begun = len(beginning) >= _SHORTEST_BEGINNING and record.id.removeprefix("box_").startswith(beginning)
-            if sandbox in {record.id, record.name} or (is_begun and not self._begun_with(beginning)):
-                return record
-        return None
-
-    def _begun_with(self, beginning: str) -> list[_Hosted]:
-        if len(beginning) < _SHORTEST_BEGINNING:
-            return []
-        return [hosted for name, hosted in self._hosted.items() if name.removeprefix("box_").startswith(beginning)]
-
-    def _find_living(self, sandbox: str) -> _Hosted:
-        hosted = self._find(sandbox)
-        if hosted.ending.is_set():
-            raise _has_ended(hosted.box.id, hosted.why)
-        return hosted
-
-    def _find(self, sandbox: str) -> _Hosted:
-        if sandbox in self._hosted:
-            return self._hosted[sandbox]
-        named = [hosted for hosted in self._hosted.values() if hosted.branch_of is None and hosted.record.name]
-        found = [hosted for hosted in named if hosted.record.name == sandbox]
-        found = found or self._begun_with(sandbox.removeprefix("box_"))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(sorted(hosted.box.id for hosted in found))
-            raise SandboxUnknown(f"{sandbox!r} could be {names}", hint="write more of its id")
-        if len(sandbox) > _LONGEST_NAME:
-            raise SandboxUnknown(f"there is no sandbox {sandbox[:_LONGEST_NAME]!r}…", hint=_WHO_LIVES)
-        broken = self._broken_called(sandbox)
-        if broken is not None:
-            hint = f"headstart sandbox kill {broken.id} lets go of it; else the next start of the service tries again"
-            raise SandboxUnknown(f"{broken.id} could not be brought back: {self._broken[broken.id][1]}", hint=hint)
-        if sandbox in self._ended:
-            raise _has_ended(sandbox, self._ended[sandbox])
-        names = [*(hosted.record.name or "" for hosted in named), *self._hosted]
-        near = difflib.get_close_matches(sandbox, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else _WHO_LIVES
-        raise SandboxUnknown(f"there is no sandbox {sandbox!r}", hint=hint)
+        self.happenings.tell(HostedEvent.ENDED, hosted.id, about=hosted.why)
 
 
-def _has_ended(sandbox: str, why: str) -> SandboxUnknown:
-    return SandboxUnknown(f"{sandbox} has ended: {why}", hint=_WHO_LIVES)
+def _info_of_broken(broken: Broken) -> HostedInfo:
+    record = broken.record
+    return HostedInfo(
+        id=record.id,
+        name=record.name,
+        state=SandboxState.BROKEN,
+        created_wall_s=record.created_wall_s,
+        ends_after_idle_s=record.ends_after_idle_s,
+        template=record.options.template,
+        network=record.options.network,
+        mounts=dict(record.options.mounts),
+        trouble=broken.why,
+    )
+
+
+def _check_idle(ends_after_s: float | None) -> None:
+    if ends_after_s is not None and not 0 < ends_after_s < _LONGEST_IDLE_S:
+        hint = "say seconds above 0, or nothing for a sandbox that lives until it is killed"
+        raise ConfigError(f"{ends_after_s:g} is no time", where="ends_after_idle_s", hint=hint)
 
 
 def _is_paused(box: Sandbox) -> bool:

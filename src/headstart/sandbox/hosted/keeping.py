@@ -31,7 +31,8 @@ from headstart.core.transaction import (
 )
 from headstart.errors import BackendError, HeadstartError, InvalidTransition, SandboxUnknown
 from headstart.ids import CheckpointId, IdSource, SandboxId
-from headstart.runtime.lineage_journal import KeptAs, KeptState, LineageJournal, Remembered, read_journal
+from headstart.runtime.lineage_journal import KeptAs, LineageJournal, read_journal
+from headstart.runtime.remembered import KeptState, Remembered
 from headstart.runtime.state_files import unusable
 from headstart.sandbox.hosted.record import HostedRecord, read_record, write_record
 from headstart.sandbox.sandbox import Sandbox

@@ -158,7 +158,7 @@ class Visit:
         return _Answer()
 
     async def _tell_events(self, number: int) -> _Answer:
-        async with self._host.watching() as events:
+        async with self._host.happenings.watching() as events:
             await self._line.send(number, m.Begun())
             async for event in events:
                 await self._line.send(number, event)

@@ -1,0 +1,196 @@
+"""Which sandboxes live in the service, by id and name; which cannot be brought back, and which have ended and why."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+
+import anyio
+
+from headstart.errors import ConfigError, SandboxUnknown
+from headstart.sandbox.hosted.record import HostedRecord
+from headstart.sandbox.sandbox import Sandbox
+
+__all__ = ["Broken", "Hosted", "Register"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_PREFIX = "box_"
+_SHORTEST_BEGINNING = 3
+_LONGEST_NAME = 63
+_MOST_ENDED = 1_000
+_WHO_LIVES = "headstart sandbox list shows who lives"
+
+
+@dataclass(slots=True, kw_only=True)
+class Hosted:
+    """One sandbox, or branch, that lives.
+
+    Attributes:
+        record: What it was made with; of a branch: what the sandbox was that it was forked from.
+        users: How many use it now; it is idle when nobody does.
+        ending: Set to have its task end it; then `why` says for what reason.
+        goes_on: It ends for now only: the next service has it again, or this one at once.
+        gone: Set when it is here no more.
+    """
+
+    box: Sandbox
+    record: HostedRecord
+    branch_of: str | None
+    created_wall_s: float
+    used_at_s: float
+    users: int = 0
+    why: str = ""
+    goes_on: bool = False
+    ending: anyio.Event = field(default_factory=anyio.Event)
+    gone: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def id(self) -> str:
+        return self.box.id
+
+    @property
+    def name(self) -> str | None:
+        """What its user calls it; a branch has no name."""
+        return None if self.branch_of else self.record.name
+
+    def end(self, why: str, *, goes_on: bool = False) -> None:
+        """Have its task end it; the first reason counts."""
+        if not self.ending.is_set():
+            self.why = why
+            self.goes_on = goes_on
+            self.ending.set()
+
+    def has_ended(self) -> SandboxUnknown:
+        """Return what is told to who uses it."""
+        return _has_ended(self.id, self.why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """One whose files are on disk, and that does not run.
+
+    Attributes:
+        why: What has kept it from being brought back; "" while that is being tried.
+    """
+
+    record: HostedRecord
+    why: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def name(self) -> str | None:
+        return self.record.name
+
+
+class Register:
+    """Finds sandboxes, and keeps their names apart."""
+
+    def __init__(self) -> None:
+        self._living: dict[str, Hosted] = {}
+        self._broken: dict[str, Broken] = {}
+        self._ended: dict[str, str] = {}
+
+    @property
+    def living(self) -> tuple[Hosted, ...]:
+        """The oldest first."""
+        return tuple(self._living.values())
+
+    @property
+    def broken(self) -> tuple[Broken, ...]:
+        return tuple(self._broken.values())
+
+    def branches_of(self, hosted: Hosted) -> tuple[Hosted, ...]:
+        """Return the branches of a sandbox that live."""
+        return tuple(each for each in self._living.values() if each.branch_of == hosted.id)
+
+    # ------------------------------------------------------------ what changes
+
+    def note_living(self, hosted: Hosted) -> None:
+        self._living[hosted.id] = hosted
+        self._broken.pop(hosted.id, None)
+
+    def note_gone(self, hosted: Hosted) -> None:
+        """It is here no more."""
+        del self._living[hosted.id]
+        self.note_ended(hosted.id, hosted.why)
+
+    def note_broken(self, record: HostedRecord, why: str = "") -> None:
+        """It does not run, and its files are on disk."""
+        self._broken[record.id] = Broken(record=record, why=why)
+
+    def note_ended(self, sandbox: str, why: str) -> None:
+        """Nothing of it is left, and who asks for it is told why."""
+        self._broken.pop(sandbox, None)
+        self._ended[sandbox] = why
+        while len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    # ------------------------------------------------------------ names
+
+    def check_name(self, name: str | None) -> None:
+        """Refuse what can be no sandbox's name, or is another's.
+
+        Raises:
+            ConfigError: It is so.
+        """
+        if name is None:
+            return
+        if not _NAME.fullmatch(name) or name.startswith(_PREFIX):
+            hint = f"use letters, digits, _ . and -, at most {_LONGEST_NAME}, and do not begin with {_PREFIX}"
+            raise ConfigError(f"{name!r} cannot be a sandbox's name", where="name", hint=hint)
+        for each in self._all():
+            if each.name == name:
+                hint = "choose another, or kill that one first"
+                raise ConfigError(f"{each.id} is called {name!r} already", where="name", hint=hint)
+
+    def find(self, sandbox: str) -> Hosted | Broken:
+        """Return a sandbox by its id or name, or by a beginning of its id that no other has.
+
+        Raises:
+            SandboxUnknown: There is none, or there are several; of one that has ended, the message says why.
+        """
+        everybody = self._all()
+        beginning = sandbox.removeprefix(_PREFIX)
+        found = [each for each in everybody if sandbox in {each.id, each.name}]
+        if not found and len(beginning) >= _SHORTEST_BEGINNING:
+            found = [each for each in everybody if each.id.removeprefix(_PREFIX).startswith(beginning)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            ids = ", ".join(sorted(each.id for each in found))
+            raise SandboxUnknown(f"{sandbox!r} could be {ids}", hint="write more of its id")
+        if len(sandbox) > _LONGEST_NAME:
+            raise SandboxUnknown(f"there is no sandbox {sandbox[:_LONGEST_NAME]!r}…", hint=_WHO_LIVES)
+        if sandbox in self._ended:
+            raise _has_ended(sandbox, self._ended[sandbox])
+        words = [word for each in everybody for word in (each.id, each.name) if word]
+        near = difflib.get_close_matches(sandbox, words, n=1)
+        hint = f"did you mean {near[0]}?" if near else _WHO_LIVES
+        raise SandboxUnknown(f"there is no sandbox {sandbox!r}", hint=hint)
+
+    def find_living(self, sandbox: str) -> Hosted:
+        """Return one that can be used.
+
+        Raises:
+            SandboxUnknown: As `find`; or it is ending, or could not be brought back.
+        """
+        found = self.find(sandbox)
+        if isinstance(found, Broken):
+            if not found.why:
+                raise SandboxUnknown(f"{found.id} is being brought back", hint="ask again in a moment")
+            hint = f"headstart sandbox kill {found.id} lets go of it; else the next start of the service tries again"
+            raise SandboxUnknown(f"{found.id} could not be brought back: {found.why}", hint=hint)
+        if found.ending.is_set():
+            raise found.has_ended()
+        return found
+
+    def _all(self) -> list[Hosted | Broken]:
+        return [*self._living.values(), *self._broken.values()]
+
+
+def _has_ended(sandbox: str, why: str) -> SandboxUnknown:
+    return SandboxUnknown(f"{sandbox} has ended: {why}", hint=_WHO_LIVES)
