@@ -1,0 +1,96 @@
+"""Commands that run in a sandbox: how they end, and what they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from headstart.errors import ConfigError
+
+__all__ = ["ByteStreams", "Completed", "ExitStatus", "Process", "TerminalProcess", "TerminalSize"]
+
+_MOST_CHARACTERS = 65_535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitStatus:
+    """How a process ended: an exit code, or the signal that killed it."""
+
+    code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A command's end and its output (each at most 1 MiB here; more is cut and said so)."""
+
+    status: ExitStatus
+    stdout: bytes
+    stderr: bytes
+    truncated: bool = False
+
+
+class Process(Protocol):
+    """A command that was started."""
+
+    async def wait(self) -> ExitStatus:
+        """Return when the command has ended. Cancelling leaves it running."""
+        ...
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the command; harmless when it has ended."""
+        ...
+
+    async def interrupt(self) -> None:
+        """Send SIGINT to the command's process group, as Ctrl-C does; harmless when it has ended.
+
+        It arrives before any command begins that is started in the sandbox later.
+        """
+        ...
+
+
+class ByteStreams(Process, Protocol):
+    """A command with its stdio, as raw pipes."""
+
+    @property
+    def stdin(self) -> ByteSendStream: ...
+    @property
+    def stdout(self) -> ByteReceiveStream: ...
+    @property
+    def stderr(self) -> ByteReceiveStream: ...
+    @property
+    def forced_by(self) -> int | None:
+        """The signal that it took to end the command once it was detached; None: its closed stdin was enough."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSize:
+    """In characters.
+
+    Raises:
+        ConfigError: No terminal can have it.
+    """
+
+    rows: int = 24
+    columns: int = 80
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rows <= _MOST_CHARACTERS and 0 <= self.columns <= _MOST_CHARACTERS):
+            hint = f"say whole numbers from 0 to {_MOST_CHARACTERS}"
+            raise ConfigError(f"{self.rows} by {self.columns} is no terminal's", where="size", hint=hint)
+
+
+class TerminalProcess(Process, Protocol):
+    """A command on a terminal of its own."""
+
+    @property
+    def descriptor(self) -> int:
+        """The terminal's other side: what is written there was typed, what is read there is shown.
+
+        It is closed when the command's block is left.
+        """
+        ...
