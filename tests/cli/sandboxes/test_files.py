@@ -1,0 +1,104 @@
+"""Files go into a sandbox that lives in the service and come out, as it is typed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.cli.sandboxes.typing_at import Service, on_terminal
+from tests.machine import may_make_namespaces
+
+pytestmark = pytest.mark.skipif(
+    not may_make_namespaces(), reason="the local backend cannot run here: this user may make no namespaces"
+)
+
+
+def test_files_go_in_and_come_out_with_their_modes(service: Service, tmp_path: Path) -> None:
+    name = service.create()
+    given = tmp_path / "script"
+    given.write_bytes(b"\x00\xff" * 1_000)
+    given.chmod(0o750)
+    assert service.do("cp", str(given), f"{name}:").told == (0, "", [])
+    assert service.do("cp", str(given), f"{name}:other").told == (0, "", [])
+    assert service.do("run", "--in", name, "stat -c '%a %s' script other").out == b"750 2000\n750 2000\n"
+    assert service.do("cp", f"{name}:script", str(tmp_path / "back")).told == (0, "", [])
+    assert service.do("cp", f"{name}:script", str(tmp_path / "folder/")).status in {0, 1}
+    assert (tmp_path / "back").read_bytes() == given.read_bytes()
+    assert (tmp_path / "back").stat().st_mode & 0o777 == 0o750
+    (tmp_path / "into").mkdir()
+    assert service.do("cp", f"{name}:/home/sandbox/script", str(tmp_path / "into")).told == (0, "", [])
+    assert [each.name for each in (tmp_path / "into").iterdir()] == ["script"]
+    (tmp_path / "link").symlink_to(given)
+    assert service.do("cp", str(tmp_path / "link"), f"{name}:linked").told == (0, "", [])
+    assert service.do("run", "--in", name, "stat -c '%F %s' linked").out == b"regular file 2000\n"
+
+
+ODD = (b"a b", b"new\nline", b"\xff\xfe", b"-dash", b"a:b", b"\x1b[31mred", "é".encode(), b"'\"$`\\")
+
+
+def test_folders_go_in_and_come_out_whole_whatever_is_in_them_is_called(service: Service, tmp_path: Path) -> None:
+    name = service.create()
+    given = tmp_path / "given"
+    (given / "below" / "empty").mkdir(parents=True)
+    for odd in ODD:
+        Path(os.fsdecode(os.fsencode(given / "below") + b"/" + odd)).write_bytes(odd)
+    (given / "link").symlink_to("below")
+    os.mkfifo(given / "fifo")
+    (given / "below").chmod(0o700)
+    refused = service.do("cp", str(given), f"{name}:")
+    assert refused.told == (2, "", [f"error: {given}: is a folder", "hint: copy it with -r"])
+    assert service.do("ls", name).json["files"] == []
+    done = service.do("cp", "-r", str(given), f"{name}:")
+    assert (done.status, sorted(done.err.splitlines())) == (
+        0,
+        [f"passed over: {given}/{each} is neither a file nor a folder" for each in ("fifo", "link")],
+    )
+    listed = service.do("ls", f"{name}:given/below").json["files"]
+    assert sorted(os.fsencode(each["name"]) for each in listed) == sorted([*ODD, b"empty"])
+    assert service.do("cp", "-r", f"{name}:given", str(tmp_path / "back")).told == (0, "", [])
+    for odd in ODD:
+        assert Path(os.fsdecode(os.fsencode(tmp_path / "back" / "below") + b"/" + odd)).read_bytes() == odd
+    assert (tmp_path / "back" / "below" / "empty").is_dir()
+    with on_terminal(service, "ls", f"{name}:given/below") as terminal:
+        assert terminal.ends() == 0
+        assert len(terminal.shown.splitlines()) == len(listed)
+        assert b"\x1b[31m" not in terminal.shown
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_file_of_any_name_can_be_named(odd: bytes, service: Service, tmp_path: Path) -> None:
+    name = service.create()
+    path = os.fsencode(tmp_path) + b"/" + odd
+    Path(os.fsdecode(path)).write_bytes(b"content")
+    assert service.do("cp", path, f"{name}:").told == (0, "", [])
+    assert service.do("cp", name.encode() + b":" + odd, str(tmp_path / "back")).told == (0, "", [])
+    assert (tmp_path / "back").read_bytes() == b"content"
+
+
+def test_what_cannot_be_copied_is_told_and_leaves_what_was_there(service: Service, tmp_path: Path) -> None:
+    name = service.create()
+    (tmp_path / "kept").write_text("kept")
+    nothing = service.do("cp", f"{name}:nonesuch", str(tmp_path / "kept"))
+    assert nothing.told == (1, "", ["error: nonesuch: No such file or directory"])
+    assert (tmp_path / "kept").read_text() == "kept"
+    assert service.do("cp", str(tmp_path / "none"), f"{name}:").told == (
+        1,
+        "",
+        [f"error: {tmp_path}/none: No such file or directory"],
+    )
+    done = service.do("cp", f"{name}:/etc/passwd", str(tmp_path / "no" / "such"))
+    assert done.told == (1, "", [f"error: {tmp_path}/no: No such file or directory"])
+    refused = service.do("cp", str(tmp_path / "kept"), f"{name}:/usr/kept")
+    assert (refused.status, refused.err.splitlines()[0][:16]) == (1, "error: /usr/kept")
+    assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_is_no_file_is_not_copied_in_silence(service: Service, tmp_path: Path) -> None:
+    name = service.do("create", "--quiet").out.decode().strip()
+    assert service.do("run", "--in", name, "ln -s /etc l; mkfifo p").status == 0
+    for path, kind in (("l", "link"), ("p", "other")):
+        done = service.do("cp", f"{name}:{path}", str(tmp_path))
+        assert done.told[:2] == (2, "")
+        assert done.err.startswith(f"error: /home/sandbox/{path}: is no file and no folder but a {kind}\nhint: ")
+    assert list(tmp_path.iterdir()) == []
