@@ -100,8 +100,10 @@ class LocalStores:
         try:
             await self._begin()
             self._open[name] = store = await self._opened(name, folder, limits)
+            await self._watch.begin(store)
         except BaseException:
-            self._open.pop(name, None)
+            if self._open.pop(name, None) is not None:
+                await self._let_go(name, folder)
             raise
         return store
 

@@ -8,6 +8,7 @@ two looks is the price.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -88,11 +89,17 @@ class DiskWatch:
             await anyio.sleep(_LOOK_S)
             await self.look()
 
+    async def begin(self, store: Watched) -> None:
+        """Note what a store takes when it is opened: who grows beyond what he may before the first look is found, too."""
+        with contextlib.suppress(BackendError):  # the first look tells, and ends what runs there
+            self._known[store.name] = await store.measure()
+
     async def look(self) -> None:
         """End those that have grown beyond what there is for them since they were looked at the last time."""
-        in_use = [store for store in self._stores() if store.is_in_use]
-        names = {store.name for store in in_use}
+        stores = list(self._stores())
+        names = {store.name for store in stores}
         self._known = {name: size for name, size in self._known.items() if name in names}
+        in_use = [store for store in stores if store.is_in_use]
         if not in_use:
             return
         is_low = await anyio.to_thread.run_sync(is_nearly_full, self._folder)
@@ -121,12 +128,12 @@ class DiskWatch:
                 f" {store.bound.taken_bytes >> 20} MB ({store.bound.files} files): start it again and delete some",
             )
 
-    @staticmethod
-    async def _end(store: Watched, why: str) -> None:
+    async def _end(self, store: Watched, why: str) -> None:
         if not store.is_in_use:
             return  # it was closed meanwhile
         _log.warning("sandboxes are ended, and keep their files: %s", why)
         await store.end(f"the sandbox was ended: {why}")
+        await self.begin(store)  # what was written until the end is there when it is started again to delete some
 
 
 def _is_beyond(size: Size, bound: Size) -> bool:
