@@ -25,11 +25,13 @@ from headstart.backends.contract import (
     ExitStatus,
     Files,
     FileStores,
+    ForkableProcess,
     Identity,
     Leftovers,
     Network,
     Prepared,
     Process,
+    ProcessImage,
     RunningSandbox,
     Template,
     TerminalProcess,
@@ -175,6 +177,16 @@ class PlainSandbox:
     def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         raise NotImplementedError
 
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        raise NotImplementedError
+
+    def revive(
+        self, image: ProcessImage, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        raise NotImplementedError
+
     def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:
         raise NotImplementedError
 
@@ -184,7 +196,7 @@ class PlainSandbox:
     async def wait_lost(self) -> None:
         raise NotImplementedError
 
-    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
         raise NotImplementedError
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from headstart.backends.contract import (
     FileKind,
     Files,
     FileStores,
+    ForkableProcess,
     Identity,
     Leftovers,
     Prepared,
     Process,
+    ProcessImage,
     RunningSandbox,
     Template,
     TerminalProcess,
@@ -97,6 +99,16 @@ class MutantSandbox:
     def start(self, command: Command, *, descriptors: Sequence[int] = ()) -> AbstractAsyncContextManager[ByteStreams]:
         return self.inner.start(command, descriptors=descriptors)
 
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        return self.inner.start_forkable(command, descriptors=descriptors)
+
+    def revive(
+        self, image: ProcessImage, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        return self.inner.revive(image, descriptors=descriptors)
+
     def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:
         return self.inner.start_on(command, descriptors)
 
@@ -122,8 +134,8 @@ class MutantSandbox:
     async def usage(self) -> Usage:
         return await self.inner.usage()
 
-    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
-        return await self.inner.checkpoint(files_only=files_only)
+    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+        return await self.inner.checkpoint(files_only=files_only, beside=beside)
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
         return await self.inner.fork(at, identity)
@@ -300,13 +312,13 @@ class Shared(MutantSandbox):
 
 
 class TellsNothingOfProcesses(MutantSandbox):
-    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
-        return await super().checkpoint(files_only=True)
+    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+        return await super().checkpoint(files_only=True, beside=beside)
 
 
 class SaysThatAllChanged(MutantSandbox):
-    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
-        return replace(await super().checkpoint(files_only=files_only), capture=Capture.SEALED)
+    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+        return replace(await super().checkpoint(files_only=files_only, beside=beside), capture=Capture.SEALED)
 
 
 class ForgetsNothing(MutantSandbox):
@@ -334,6 +346,124 @@ class SavesOnlyWhatIsNew(MutantSandbox):
     async def save_base(self, folder: Path, *, most_bytes: int) -> None:
         await super().save_base(folder, most_bytes=most_bytes)
         (folder / "0/two").unlink()
+
+
+class _Watched:
+    """Notes what was kept last."""
+
+    def __init__(self, inner: ForkableProcess, kept: list[ProcessImage]) -> None:
+        self.inner = inner
+        self.streams = inner.streams
+        self.pid = inner.pid
+        self.kept = kept
+
+    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
+        image = await self.inner.keep(ask)
+        if image is not None:
+            self.kept.append(image)
+        return image
+
+
+class GoesOnAsTheLatest(MutantSandbox):
+    def __init__(self, inner: RunningSandbox, kept: list[ProcessImage] | None = None) -> None:
+        super().__init__(inner)
+        self.kept = [] if kept is None else kept
+
+    @asynccontextmanager
+    async def _watch(self, started: AbstractAsyncContextManager[ForkableProcess]) -> AsyncGenerator[ForkableProcess]:
+        async with started as process:
+            yield _Watched(process, self.kept)
+
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        return self._watch(super().start_forkable(command, descriptors=descriptors))
+
+    def revive(
+        self,
+        image: ProcessImage,
+        *,
+        descriptors: Sequence[int] = (),
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        return self._watch(super().revive(self.kept[-1], descriptors=descriptors))
+
+    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+        inner = [process.inner for process in beside if isinstance(process, _Watched)]
+        return await super().checkpoint(files_only=files_only, beside=inner)
+
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        return GoesOnAsTheLatest(await super().fork(at, identity), self.kept)
+
+
+class GoesOnWhereItWas(MutantSandbox):
+    """Has it go on in the sandbox that it was kept in."""
+
+    origin: RunningSandbox | None = None
+
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        type(self).origin = self.inner
+        return super().start_forkable(command, descriptors=descriptors)
+
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        return type(self)(await super().fork(at, identity))
+
+    def revive(
+        self, image: ProcessImage, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        return (self.origin or self.inner).revive(image, descriptors=descriptors)
+
+
+class CountsNoPrograms(MutantSandbox):
+    known: tuple[ForkableProcess, ...] = ()
+
+    @asynccontextmanager
+    async def _start(self, started: AbstractAsyncContextManager[ForkableProcess]) -> AsyncGenerator[ForkableProcess]:
+        async with started as process:
+            self.known = (process,)
+            yield process
+
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        return self._start(super().start_forkable(command, descriptors=descriptors))
+
+    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+        return await super().checkpoint(files_only=files_only, beside=[*beside, *self.known])
+
+
+class _KeepsAnything:
+    def __init__(self, inner: ForkableProcess) -> None:
+        self.inner = inner
+        self.streams = inner.streams
+        self.pid = inner.pid
+
+    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
+        await ask()
+        return await self.inner.keep(ask) or _NoImage()
+
+
+class _NoImage:
+    name = "nothing"
+
+
+class KeepsAnything(CountsNoPrograms):
+    @asynccontextmanager
+    async def _start(self, started: AbstractAsyncContextManager[ForkableProcess]) -> AsyncGenerator[ForkableProcess]:
+        async with started as process:
+            yield _KeepsAnything(process)
+
+
+class LeavesPrograms(CountsNoPrograms):
+    @asynccontextmanager
+    async def _start(self, started: AbstractAsyncContextManager[ForkableProcess]) -> AsyncGenerator[ForkableProcess]:
+        stack = AsyncExitStack()
+        yield await stack.enter_async_context(started)
+        LEFT.append(stack)
+
+
+LEFT: list[AsyncExitStack] = []
 
 
 class SaysOnlyThatItIsPaused(MutantSandbox):
@@ -556,6 +686,14 @@ ROOT_MUTANTS: list[tuple[Callable[[Backend], Backend], str, str]] = [
 ]
 
 
+PROGRAM_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]] = [
+    (GoesOnAsTheLatest, "goes on in a fork as it was then", "it can go on where it was, too"),
+    (GoesOnWhereItWas, "like any other", "also where it goes on"),
+    (CountsNoPrograms, "does not count as running", "a program that nobody says is kept runs"),
+    (KeepsAnything, "with threads is not kept", "who does not fork is not kept"),
+    (LeavesPrograms, "whose block is left", "nothing of it is left"),
+]
+
 PAUSE_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]] = [
     (SaysOnlyThatItIsPaused, "stands still, daemons too", "output stops"),
     (DoesNothingWhenItIsPaused, "is refused at once", "run is refused; seen: 'it worked'"),
@@ -574,6 +712,20 @@ async def test_a_broken_promise_about_pausing_is_noticed(
             await named(part)(layered(make), tmp_path)
     except BackendUnavailable as gap:
         pytest.skip(f"the local backend cannot run here: {gap}")
+
+
+@pytest.mark.parametrize(("make", "part", "promise"), PROGRAM_MUTANTS, ids=[m[0].__name__ for m in PROGRAM_MUTANTS])
+async def test_a_broken_promise_about_programs_is_noticed(
+    make: Callable[[RunningSandbox], RunningSandbox], part: str, promise: str, tmp_path: Path
+) -> None:
+    try:
+        with pytest.raises(ContractViolation, match=promise):
+            await named(part)(layered(make), tmp_path)
+    except BackendUnavailable as gap:
+        pytest.skip(f"the local backend cannot run here: {gap}")
+    finally:
+        while LEFT:
+            await LEFT.pop().aclose()
 
 
 @pytest.mark.parametrize(("make", "part", "promise"), LAYER_MUTANTS, ids=[m[0].__name__ for m in LAYER_MUTANTS])
@@ -617,4 +769,4 @@ async def test_what_is_not_claimed_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_every_check_has_a_title_of_its_own() -> None:
     titles = [check.title for check in CHECKS]
-    assert len(set(titles)) == len(titles) == 62
+    assert len(set(titles)) == len(titles) == 67

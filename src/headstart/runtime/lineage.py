@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final, TypedDict, TypeVar
 
 import anyio
@@ -71,7 +72,7 @@ from headstart.core.transaction import (
 from headstart.errors import BackendError, Conflict, HeadstartError, TransactionRefused
 from headstart.ids import CheckpointId, IdSource, SandboxId
 from headstart.runtime.kept import SandboxCheckpoint
-from headstart.runtime.remembered import KeptState, Remembered
+from headstart.runtime.remembered import NO_SESSIONS, KeptState, Remembered, SessionState
 
 __all__ = ["SandboxCheckpoint", "SandboxLineage"]
 
@@ -154,7 +155,7 @@ class SandboxLineage:
         """Another sandbox is canonical than what is on the disk may say."""
         self._checkpoints: dict[CheckpointId, KeptState] = dict(remembered.kept) if remembered else {}
         self._files_only: set[RequestId] = set()
-        self._shells: dict[RequestId, str] = {}
+        self._sessions: dict[RequestId, SessionState] = {}
         self._beside: set[SandboxId] = set()
         """Branches that were forked while something ran in the canonical sandbox, which may have written since."""
         self._written_beside: set[SandboxId] = set()
@@ -266,18 +267,18 @@ class SandboxLineage:
             if not self._closed:
                 self._feed(RunEnded(**self._about(request), sandbox=answer.sandbox))
 
-    def shell_at(self, checkpoint: CheckpointId) -> str | None:
-        """Return the state of the bash session that was kept with a checkpoint; None if none was."""
-        return self._checkpoints[checkpoint].shell
+    def sessions_at(self, checkpoint: CheckpointId) -> SessionState:
+        """Return the state of what kept its state between commands, as a checkpoint has it."""
+        return self._checkpoints[checkpoint].sessions
 
     async def checkpoint(
-        self, *, files_only: bool = False, shell: str | None = None, durable: bool = False
+        self, *, files_only: bool = False, sessions: SessionState = NO_SESSIONS, durable: bool = False
     ) -> SandboxCheckpoint:
         """Keep the canonical state; the same state is kept once.
 
         Args:
             files_only: Leave out what runs. As that may go on writing, the state has a new version then.
-            shell: The state of a bash session, to be kept with it.
+            sessions: The state of what keeps its state between commands, to be kept with it.
             durable: Return when it is on the disk; else that comes in a while. Without a disk, it changes nothing.
 
         Raises:
@@ -289,8 +290,7 @@ class SandboxLineage:
         request = self._new_request()
         if files_only:
             self._files_only.add(request)
-        if shell is not None:
-            self._shells[request] = shell
+        self._sessions[request] = sessions
         answer = await self._ask(CheckpointRequested(**self._about(request), checkpoint=name))
         if not isinstance(answer, ReportCheckpoint):
             raise self._refused(answer)
@@ -324,8 +324,10 @@ class SandboxLineage:
         if not isinstance(answer, ReportState):
             raise self._refused(answer)
 
-    async def fork(self, *, files_only: bool = False) -> SandboxId:
+    async def fork(self, *, files_only: bool = False, sessions: SessionState = NO_SESSIONS) -> SandboxId:
         """Make a branch of the canonical state and return its name. With `files_only`, without what runs.
+
+        What `sessions` says is kept otherwise does not count as running.
 
         Raises:
             NotCapturable: Something runs that it cannot have.
@@ -335,6 +337,7 @@ class SandboxLineage:
         branch, request = SandboxId(self._ids.new("box")), self._new_request()
         if files_only:
             self._files_only.add(request)
+        self._sessions[request] = sessions
         try:
             answer = await self._ask(ForkRequested(**self._about(request), branch=branch))
         except BaseException:
@@ -447,6 +450,7 @@ class SandboxLineage:
                 for waiting in self._waiting.values():
                     waiting.answered.set()
             await self._until_idle()
+            self._checkpoints.clear()  # and what only they have kept
             for sandbox in self._sandboxes.values():  # what acts that were cancelled have left
                 await sandbox.aclose()
             self._sandboxes.clear()
@@ -474,7 +478,7 @@ class SandboxLineage:
         finally:
             self._waiting.pop(event.request, None)
             self._files_only.discard(event.request)
-            self._shells.pop(event.request, None)
+            self._sessions.pop(event.request, None)
         if waiting.failure is not None:
             raise waiting.failure
         if waiting.answer is None:
@@ -578,8 +582,9 @@ class SandboxLineage:
                 self._feed(CheckpointDropRequested(**self._about(self._new_request()), checkpoint=wanted.checkpoint))
 
     async def _keep(self, sandbox: RunningSandbox, wanted: CaptureCheckpoint) -> KeptState:
-        files = await sandbox.checkpoint(files_only=wanted.request in self._files_only)
-        kept = KeptState(files=files, shell=self._shells.get(wanted.request))
+        sessions = self._sessions.get(wanted.request, NO_SESSIONS)
+        files = await sandbox.checkpoint(files_only=wanted.request in self._files_only, beside=sessions.beside)
+        kept = KeptState(files=files, sessions=replace(sessions, beside=()))
         try:
             if self._remembered is not None:
                 self._remembered.note_kept(wanted.checkpoint, kept)
@@ -611,7 +616,8 @@ class SandboxLineage:
         )
 
     async def _fork_from_now(self, origin: RunningSandbox, wanted: ForkBranch) -> RunningSandbox:
-        kept = await origin.checkpoint(files_only=wanted.request in self._files_only)
+        beside = self._sessions.get(wanted.request, NO_SESSIONS).beside
+        kept = await origin.checkpoint(files_only=wanted.request in self._files_only, beside=beside)
         try:
             branch = await origin.fork(kept, self._identify(wanted.branch))
         finally:

@@ -67,11 +67,13 @@ class KeptAs:
         checkpoint: What the lineage calls it.
         kept: What the backend calls it.
         shell: The state of the bash session that is part of it; None if none was.
+        kernel: Whether there was a Python kernel, whose state goes with the service.
     """
 
     checkpoint: CheckpointId
     kept: CheckpointId
     shell: str | None = None
+    kernel: bool = False
 
 
 _codec = RecordCodec(

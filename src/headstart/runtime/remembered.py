@@ -11,12 +11,32 @@ from dataclasses import dataclass, field
 
 import anyio.to_thread
 
-from headstart.backends.contract import Checkpoint
+from headstart.backends.contract import Checkpoint, ForkableProcess, ProcessImage
 from headstart.core.transaction import Lineage, TransactionEvent, TransactionInstruction
 from headstart.ids import CheckpointId
 from headstart.runtime.lineage_journal import KeptAs, LineageJournal
 
-__all__ = ["KeptState", "Remembered"]
+__all__ = ["NO_SESSIONS", "KeptState", "Remembered", "SessionState"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionState:
+    """What kept its state between commands, at one moment.
+
+    Attributes:
+        shell: The state of a bash session; None if there was none.
+        kernel: That of a Python kernel, for as long as the service lives; None if there was none.
+        has_lost_kernel: There was one, and its state was not kept, or is not any more.
+        beside: What runs on, and is kept by that.
+    """
+
+    shell: str | None = None
+    kernel: ProcessImage | None = None
+    has_lost_kernel: bool = False
+    beside: tuple[ForkableProcess, ...] = ()
+
+
+NO_SESSIONS = SessionState()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +45,11 @@ class KeptState:
 
     Attributes:
         files: The backend's part.
-        shell: The state of a bash session; None if there was none.
+        sessions: The rest of it.
     """
 
     files: Checkpoint
-    shell: str | None = None
+    sessions: SessionState = NO_SESSIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +81,11 @@ class Remembered:
         Raises:
             BackendError: There is no room for it.
         """
-        self.journal.note_kept(KeptAs(checkpoint=checkpoint, kept=state.files.id, shell=state.shell))
+        sessions = state.sessions
+        had_kernel = sessions.kernel is not None or sessions.has_lost_kernel
+        self.journal.note_kept(
+            KeptAs(checkpoint=checkpoint, kept=state.files.id, shell=sessions.shell, kernel=had_kernel)
+        )
 
     async def sync(self) -> None:
         """Return when the journal is on the disk.

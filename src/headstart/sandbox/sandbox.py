@@ -24,6 +24,7 @@ from headstart.errors import BackendError, SandboxPaused, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.kept import SandboxCheckpoint, id_of
 from headstart.runtime.lineage import SandboxLineage
+from headstart.runtime.remembered import SessionState
 from headstart.sandbox.commands import complete_command, run_to_end
 from headstart.sandbox.files import SandboxFiles
 from headstart.sandbox.kernels import CellResult, Kernel, Shell, ShellResult
@@ -68,7 +69,7 @@ class Sandbox:
     def _swapped(self, sandbox: SandboxId, checkpoint: CheckpointId | None) -> None:
         """Go on with what runs in the sandbox that this one is now; whoever asked for that may be gone."""
         if checkpoint is not None:
-            self.shell.go_on_as(self._lineage.shell_at(checkpoint))
+            self._sessions.go_on_as(self._lineage.sessions_at(checkpoint))
             return
         branch = self._branches.pop(sandbox, None)
         if branch is not None:
@@ -320,7 +321,9 @@ class Sandbox:
     async def checkpoint(self, *, files_only: bool = False, durable: bool = False) -> SandboxCheckpoint:
         """Keep its state as it is, to go back to. It is kept as long as this sandbox lives, or until `drop`.
 
-        The state is its files. The bash session of `run_in_shell` is part of it, if it has no jobs.
+        The state is its files; the bash session of `run_in_shell`, if it has no jobs; and the Python kernel of
+        `run_code`, if it has one thread and nothing open. That is kept in memory: it ends with this process, or the
+        service that the sandbox lives in.
 
         Args:
             files_only: Leave out what runs, which goes on.
@@ -334,8 +337,9 @@ class Sandbox:
         """
         self._may_be("checkpointed")
         if not files_only:
-            await self.shell.put_to_sleep()
-        return await self._lineage.checkpoint(files_only=files_only, shell=self.shell.asleep, durable=durable)
+            await self._sessions.keep()
+        sessions = self._sessions.state(files_only=files_only)
+        return await self._lineage.checkpoint(files_only=files_only, sessions=sessions, durable=durable)
 
     async def rollback(self, to: SandboxCheckpoint | str) -> None:
         """Go back to a checkpoint, or to the one of this id. What runs is ended; other checkpoints and branches stay.
@@ -380,11 +384,10 @@ class Sandbox:
         """
         self._may_be("forked")
         if not files_only:
-            await self.shell.put_to_sleep()
-        asleep = self.shell.asleep
-        name = await self._lineage.fork(files_only=files_only)
-        branch = Branch(self._lineage, self._env, name, origin=self)
-        branch.shell.go_on_as(asleep)
+            await self._sessions.keep()
+        sessions = self._sessions.state(files_only=files_only)
+        name = await self._lineage.fork(files_only=files_only, sessions=sessions)
+        branch = Branch(self._lineage, self._env, name, origin=self, sessions=sessions)
         self._branches[name] = branch
         return branch
 
@@ -468,8 +471,17 @@ class Sandbox:
 class Branch(Sandbox):
     """A sandbox that was forked from another, and may become it."""
 
-    def __init__(self, lineage: SandboxLineage, env: Mapping[str, str], branch: SandboxId, *, origin: Sandbox) -> None:
+    def __init__(
+        self,
+        lineage: SandboxLineage,
+        env: Mapping[str, str],
+        branch: SandboxId,
+        *,
+        origin: Sandbox,
+        sessions: SessionState,
+    ) -> None:
         super().__init__(lineage, env, branch, shell=origin._shell)  # noqa: SLF001 a branch is its origin's other half
+        self._sessions.go_on_as(sessions)
         self._name = branch
         self._origin = origin
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headstart.runtime.remembered import SessionState
 from headstart.sandbox.kernels import Kernel, Shell
 from headstart.sandbox.kernels.keeper import Changing
 
@@ -21,6 +22,28 @@ class Sessions:
         """Run where this says from now on, in the place of others, which are lost."""
         self.kernel.take_over(before.kernel, changing)
         self.shell.move_to(changing)
+
+    async def keep(self) -> None:
+        """Have `state` be what they are at, as far as nothing of it goes on by itself (a bash's jobs).
+
+        Raises:
+            NotCapturable: The kernel has something that cannot be kept.
+            BackendError: The sandbox is gone.
+        """
+        await self.shell.put_to_sleep()
+        await self.kernel.keep()
+
+    def state(self, *, files_only: bool) -> SessionState:
+        """Return what is kept of them; with `files_only`, nothing that runs."""
+        image, process = self.kernel.image, self.kernel.process
+        if image is None or files_only:
+            return SessionState(shell=self.shell.asleep, has_lost_kernel=self.kernel.has_state)
+        return SessionState(shell=self.shell.asleep, kernel=image, beside=() if process is None else (process,))
+
+    def go_on_as(self, state: SessionState) -> None:
+        """Let the next command, and the next cell, find this state, whatever there was."""
+        self.shell.go_on_as(state.shell)
+        self.kernel.go_on_as(state.kernel, is_lost=state.has_lost_kernel)
 
     async def aclose(self) -> None:
         """End them. Idempotent."""

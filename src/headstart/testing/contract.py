@@ -30,6 +30,7 @@ from headstart.testing.contract_isolation import ISOLATION_CHECKS
 from headstart.testing.contract_layers import LAYER_CHECKS
 from headstart.testing.contract_life import LIFE_CHECKS
 from headstart.testing.contract_pause import PAUSE_CHECKS
+from headstart.testing.contract_programs import PROGRAM_CHECKS
 from headstart.testing.contract_roots import ROOT_CHECKS
 from headstart.testing.contract_store import STORE_CHECKS
 from headstart.testing.contract_trial import Check, ContractViolation, NotClaimed, Subject, Trial
@@ -40,6 +41,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *COMMAND_CHECKS,
     *FILE_CHECKS,
     *LAYER_CHECKS,
+    *PROGRAM_CHECKS,
     *STORE_CHECKS,
     *LIFE_CHECKS,
     *PAUSE_CHECKS,

@@ -37,17 +37,20 @@ from headstart.backends.contract import (
     Checkpoint,
     Command,
     Completed,
+    ForkableProcess,
     Identity,
     Leftovers,
     Network,
     Prepared,
     Process,
+    ProcessImage,
     Template,
     TerminalProcess,
     TerminalSize,
     Usage,
 )
 from headstart.backends.output import communicate
+from headstart.backends.unkept import Unkept
 from headstart.core.events import PrepareForm
 from headstart.errors import BackendError, NotCapturable, SandboxPaused
 from headstart.ids import CheckpointId, SandboxId
@@ -348,6 +351,26 @@ class FakeSandbox:
             with anyio.CancelScope(shield=True):
                 await process.wait()
 
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        return self._start_in_vain(self.start(command, descriptors=descriptors))
+
+    @asynccontextmanager
+    async def _start_in_vain(
+        self, started: AbstractAsyncContextManager[ByteStreams]
+    ) -> AsyncGenerator[ForkableProcess]:
+        async with started as streams:
+            yield Unkept(streams)
+
+    def revive(
+        self,
+        image: ProcessImage,
+        *,
+        descriptors: Sequence[int] = (),  # noqa: ARG002
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        raise BackendError(f"{self.id} is a fake: {image.name} cannot go on in it")
+
     def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:  # noqa: ARG002
         raise BackendError(f"{self.id} is a fake: it can be given no descriptors")
 
@@ -397,7 +420,12 @@ class FakeSandbox:
         self._check()
         self._backend.raised.append(self.id)
 
-    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+    async def checkpoint(
+        self,
+        *,
+        files_only: bool = False,
+        beside: Sequence[ForkableProcess] = (),  # noqa: ARG002
+    ) -> Checkpoint:
         await self._backend.pass_hold("checkpoint", self._template.name)
         self._check_moving()
         if self.processes and not files_only:

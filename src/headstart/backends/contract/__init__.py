@@ -7,10 +7,13 @@ sandbox raises `BackendError`. The conformance suite is `headstart.testing.contr
 
 from headstart.backends.contract.backend import Backend, Leftovers
 from headstart.backends.contract.commands import (
+    REVIVED_FROM,
     ByteStreams,
     Completed,
     ExitStatus,
+    ForkableProcess,
     Process,
+    ProcessImage,
     TerminalProcess,
     TerminalSize,
 )
@@ -26,10 +29,12 @@ from headstart.backends.contract.template import (
     MountMode,
     Network,
     Preload,
+    Processes,
     Template,
 )
 
 __all__ = [
+    "REVIVED_FROM",
     "Backend",
     "ByteStreams",
     "Capabilities",
@@ -43,6 +48,7 @@ __all__ = [
     "FileStore",
     "FileStores",
     "Files",
+    "ForkableProcess",
     "Identity",
     "Leftovers",
     "Limits",
@@ -52,6 +58,8 @@ __all__ = [
     "Preload",
     "Prepared",
     "Process",
+    "ProcessImage",
+    "Processes",
     "RunningSandbox",
     "Template",
     "TerminalProcess",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +10,20 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from headstart.errors import ConfigError
 
-__all__ = ["ByteStreams", "Completed", "ExitStatus", "Process", "TerminalProcess", "TerminalSize"]
+__all__ = [
+    "REVIVED_FROM",
+    "ByteStreams",
+    "Completed",
+    "ExitStatus",
+    "ForkableProcess",
+    "Process",
+    "ProcessImage",
+    "TerminalProcess",
+    "TerminalSize",
+]
+
+REVIVED_FROM = 9
+"""Where a program finds its descriptors when it goes on as a fork: so much higher than it had them before."""
 
 _MOST_CHARACTERS = 65_535
 
@@ -64,6 +78,46 @@ class ByteStreams(Process, Protocol):
     @property
     def forced_by(self) -> int | None:
         """The signal that it took to end the command once it was detached; None: its closed stdin was enough."""
+        ...
+
+
+class ProcessImage(Protocol):
+    """A program as it was when it forked; kept for as long as somebody refers to it."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+
+class ForkableProcess(Protocol):
+    """A program that forks when it is asked to, so that its state can be kept."""
+
+    @property
+    def streams(self) -> ByteStreams:
+        """The program itself, with its stdio."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """As this machine numbers it; None if the backend keeps no programs."""
+        ...
+
+    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
+        """Keep its state as it is when it forks; it goes on, and its `fork()` returns another number than 0.
+
+        Args:
+            ask: Has it do that, as it understands it, and returns when it has answered. It sends itself SIGTRAP, and
+                forks then; or it does neither. What `RunningSandbox.revive` makes of it goes on from there.
+
+        Returns:
+            None: It did not.
+
+        Raises:
+            NotCapturable: It has other threads, which no fork has; or the backend keeps no programs.
+            BackendError: It, or what would have kept it, has ended; or it did not fork in time, and was killed.
+            Exception: What `ask` raises.
+        """
         ...
 
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from headstart.backends.contract.commands import ByteStreams, Completed, Process, TerminalProcess, TerminalSize
+from headstart.backends.contract.commands import (
+    ByteStreams,
+    Completed,
+    ForkableProcess,
+    Process,
+    ProcessImage,
+    TerminalProcess,
+    TerminalSize,
+)
 from headstart.backends.contract.files import Checkpoint, Files
 from headstart.backends.contract.template import Command, Identity, Template
 from headstart.core.forms import PrepareForm
@@ -80,6 +88,29 @@ class RunningSandbox(Protocol):
         """
         ...
 
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        """As `start`, but the program's state can be kept (`ForkableProcess.keep`), if this backend can do that at all.
+
+        It is no child of anything in the sandbox, and what runs there cannot signal it.
+        """
+        ...
+
+    def revive(
+        self, image: ProcessImage, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        """Let a program go on as it was kept: its fork, in this sandbox; the image stays.
+
+        It has a stdin, stdout and stderr of its own, what is given here as 3, 4, …, and no other descriptors. All of
+        them are `REVIVED_FROM` higher. Its folder is `/`. The rest is as for `start_forkable`.
+
+        Raises:
+            BackendError: The image is gone, or it is no program of this sandbox or one that this was forked from; or as
+                for `start`.
+        """
+        ...
+
     def start_on(self, command: Command, descriptors: Sequence[int]) -> AbstractAsyncContextManager[Process]:
         """As `start`, but the command's 0, 1, 2, … are given; they stay open here.
 
@@ -116,13 +147,15 @@ class RunningSandbox(Protocol):
         """From now on somebody waits for it: give it its full share of the CPU."""
         ...
 
-    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
         """Keep the state as it is now. Once begun it comes to its end, also if cancelled.
 
         Files that are being written (`Files.write`) are waited for; commands wait until it is done.
 
         Args:
             files_only: Leave out what runs; it goes on.
+            beside: Programs that do not count as running: they are kept otherwise, wait for their users, and hold
+                nothing of the file tree.
 
         Raises:
             NotCapturable: Something runs that a checkpoint cannot hold; it goes on.

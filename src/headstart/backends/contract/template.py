@@ -9,7 +9,18 @@ from pathlib import Path
 
 from headstart.ids import SandboxId
 
-__all__ = ["Capabilities", "Command", "Identity", "Limits", "Mount", "MountMode", "Network", "Preload", "Template"]
+__all__ = [
+    "Capabilities",
+    "Command",
+    "Identity",
+    "Limits",
+    "Mount",
+    "MountMode",
+    "Network",
+    "Preload",
+    "Processes",
+    "Template",
+]
 
 
 class Network(Enum):
@@ -19,6 +30,14 @@ class Network(Enum):
     """Its own loopback only."""
     HOST = "host"
     """What the host reaches, except cloud metadata addresses."""
+
+
+class Processes(Enum):
+    """What of a sandbox's processes a checkpoint can hold."""
+
+    NONE = "none"
+    KERNELS = "kernels"
+    """Programs that fork when they are asked to."""
 
 
 class MountMode(Enum):
@@ -139,6 +158,7 @@ class Capabilities:
     """Home, /tmp and /var/tmp are each sandbox's own, at the same paths in all, and begin empty."""
     layers: bool = False
     """Files of sandboxes that start cold can be checkpointed and forked."""
+    processes: Processes = Processes.NONE
     roots: bool = False
     """Templates may have a root and a base of their own."""
     pausing: bool = False

@@ -22,6 +22,7 @@ from headstart.backends.contract import (
     Mount,
     Network,
     Prepared,
+    Processes,
     Template,
 )
 from headstart.backends.forked import ForkedSandbox, Nest, open_nest
@@ -102,6 +103,7 @@ class LocalBackend:
             zygotes=True,
             private_folders=True,
             layers=True,
+            processes=Processes.KERNELS if self._client.facts["traces"] else Processes.NONE,
             roots=True,
             pausing=True,
             descriptors=True,
@@ -121,7 +123,9 @@ class LocalBackend:
                 f"no control group limits {', '.join(missing)}; per-process limits stand in:"
                 " start as root, or have systemd delegate a group (systemd-run --user --scope -p Delegate=yes)"
             )
-        if not syscalls.can_scope_sockets_and_signals():
+        if not self._client.facts["traces"]:
+            weaker.append("no Python kernel can be part of a checkpoint: nobody may trace processes here (ptrace)")
+        if not syscalls.can_scope():
             weaker.append(
                 "network host reaches abstract Unix sockets of the host (Linux 6.12 with Landlock would stop it):"
                 " use network none"

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
-from headstart.backends.contract import Capture, Checkpoint, Command, Identity, RunningSandbox, Template, Usage
+from headstart.backends.contract import (
+    Capture,
+    Checkpoint,
+    Command,
+    ForkableProcess,
+    Identity,
+    Limits,
+    ProcessImage,
+    RunningSandbox,
+    Template,
+    Usage,
+)
 from headstart.backends.local.cgroups import Groups
 from headstart.backends.local.layout import base_folders
 from headstart.backends.local.lineage import MOST_LAYERS, LineageLayers
+from headstart.backends.local.programs import Programs
 from headstart.backends.local.tree import Tree
 from headstart.backends.spawner.accounting import tree_usage
-from headstart.backends.spawner.client import SpawnerClient, Started
+from headstart.backends.spawner.client import ERRAND_S, SpawnerClient, Started
 from headstart.backends.spawner.sandbox import SpawnedSandbox
 from headstart.errors import BackendError, NotCapturable
 from headstart.ids import CheckpointId, SandboxId
@@ -24,6 +38,8 @@ from headstart.ids import CheckpointId, SandboxId
 __all__ = ["LayeredFiles", "LocalSandbox", "entry_command", "take_back"]
 
 _MOST_COPIED_BYTES = 512 << 20
+_MOST_IMAGES = 4000
+"""Processes that are kept count for the kernel; there is no other limit to their number."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +81,15 @@ class LocalSandbox(SpawnedSandbox):
         files.lineage.members[identity.sandbox] = self
         files.lineage.begun.add(identity.sandbox)
         self._keeps_files = False
+        self._programs = Programs(
+            identity.sandbox,
+            client=client,
+            errand=self._errand,
+            gate=self._gate,
+            lost=started.channel.lost,
+            take_number=started.channel.take_number,
+            settings=groups.settings(_with_images(template.limits), background=False),
+        )
         started.channel.ask_about_kills(self._count_kills)
 
     async def raise_priority(self) -> None:
@@ -72,15 +97,33 @@ class LocalSandbox(SpawnedSandbox):
 
     async def usage(self) -> Usage:
         """What the control group is charged, else PSS."""
+        shadows = len(self._programs.pids)  # one each
         memory, cpu = self._groups.memory_bytes(self._group), self._groups.cpu_s(self._group)
         count = self._groups.process_count(self._group)
         if memory is None or cpu is None or count is None:
-            return await anyio.to_thread.run_sync(tree_usage, self.pid)
-        return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1))
+            return await anyio.to_thread.run_sync(partial(tree_usage, self.pid, beside=self._programs.pids))
+        return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1 - shadows))
 
-    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        """See `RunningSandbox.start_forkable`."""
+        if not self._client.facts["traces"]:
+            return super().start_forkable(command, descriptors=descriptors)
+        return self._programs.start(self._complete(command), descriptors)
+
+    def revive(
+        self, image: ProcessImage, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        """See `RunningSandbox.revive`."""
+        return self._programs.revive(image, descriptors)
+
+    def _apart(self) -> Sequence[int]:
+        return self._programs.pids
+
+    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
         """See `RunningSandbox.checkpoint`."""
-        return await self._on_its_own(lambda: self._checkpoint(files_only=files_only))
+        return await self._on_its_own(lambda: self._checkpoint(files_only=files_only, beside=beside))
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
         """See `RunningSandbox.fork`."""
@@ -126,7 +169,7 @@ class LocalSandbox(SpawnedSandbox):
                 f"{checkpoint.id} is no checkpoint of {self.id}", hint="it is another sandbox's, or was forgotten"
             ) from None
 
-    async def _checkpoint(self, *, files_only: bool) -> Checkpoint:
+    async def _checkpoint(self, *, files_only: bool, beside: Sequence[ForkableProcess]) -> Checkpoint:
         lineage = self._layered.lineage
         layers = lineage.stands[self.id]
         if len(layers) >= MOST_LAYERS:
@@ -134,7 +177,7 @@ class LocalSandbox(SpawnedSandbox):
         await lineage.noted()  # which layer might come on top, for whoever comes after a crash
         new, copy = lineage.nexts[self.id], lineage.new_layer()
         try:
-            told = await self._seal([*layers, new], copy, despite_processes=files_only)
+            told = await self._seal([*layers, new], copy, despite_processes=files_only, beside=beside)
         except BackendError:
             lineage.stand(self.id, layers, lineage.new_layer())  # something of the other may be there
             raise
@@ -175,10 +218,14 @@ class LocalSandbox(SpawnedSandbox):
         lineage.keep(checkpoint, sealed)
         return checkpoint
 
-    async def _seal(self, layers: Sequence[str], copy: str, *, despite_processes: bool) -> Mapping[str, Any]:
+    async def _seal(
+        self, layers: Sequence[str], copy: str, *, despite_processes: bool, beside: Sequence[ForkableProcess]
+    ) -> Mapping[str, Any]:
         what: dict[str, Any] = {
             "plan": {"layers": layers, "store": self._layered.lineage.store},
             "copy": copy,
+            "apart": self._programs.pids,
+            "beside": self._programs.pids_of(beside),
         }
         told = await self._errand("seal", **what, despite_processes=despite_processes, most_bytes=_MOST_COPIED_BYTES)
         return await self._errand("mend", **what) if told["outcome"] == "broken" else told
@@ -195,8 +242,11 @@ class LocalSandbox(SpawnedSandbox):
         if layers and not self._channel.lost.is_set():
             self._channel.start_soon(drop)
 
-    async def _errand(self, do: str, **details: Any) -> Mapping[str, Any]:
-        return await self._client.errand(self.id, self._layered.tree.key, do, **details)
+    async def _errand(
+        self, do: str, *, descriptors: Sequence[int] = (), within_s: float | None = ERRAND_S, **details: Any
+    ) -> Mapping[str, Any]:
+        tree = self._layered.tree.key
+        return await self._client.errand(self.id, tree, do, descriptors=descriptors, within_s=within_s, **details)
 
     def _group_folders(self) -> list[str]:
         return self._groups.folders(self._group)
@@ -244,6 +294,10 @@ def entry_command(template: Template, identity: Identity) -> Command:
     return Command(
         argv=command.argv, env={**command.env, **identity.env, **own}, cwd=command.cwd or template.private_home
     )
+
+
+def _with_images(limits: Limits) -> Limits:
+    return replace(limits, pids=None if limits.pids is None else limits.pids + _MOST_IMAGES)
 
 
 def _listed(things: Sequence[str]) -> str:

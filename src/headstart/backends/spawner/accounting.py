@@ -19,14 +19,14 @@ __all__ = ["pss_bytes", "tree_usage"]
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def tree_usage(root: int, without: Collection[int] = ()) -> Usage:
-    """Return what `root` and everything below it use, the trees of `without` apart.
+def tree_usage(root: int, without: Collection[int] = (), *, beside: Collection[int] = ()) -> Usage:
+    """Return what `root` and everything below it use, and what the trees `beside` do; those of `without` apart.
 
     CPU time includes that of descendants that have been reaped; what has ended while we
     looked counts zero.
     """
     apart = {pid for top in without for pid in (top, *descendants(top))}
-    members = [pid for pid in (root, *descendants(root)) if pid not in apart]
+    members = [pid for top in (root, *beside) for pid in (top, *descendants(top)) if pid not in apart]
     return Usage(
         memory_bytes=sum(pss_bytes(pid) for pid in members),
         cpu_s=sum(_cpu_s(pid) for pid in members),

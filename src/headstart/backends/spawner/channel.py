@@ -215,6 +215,11 @@ class Channel:
 
     _why_lost = "the sandbox is gone"
 
+    def take_number(self) -> int:
+        """Return a number for a command that somebody else starts; no other has it."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        return number
+
     async def execute(
         self,
         command: Command,

@@ -29,11 +29,12 @@ from headstart.backends.spawner.link import Link, PeerGone
 from headstart.errors import BackendError, BackendUnavailable
 from headstart.ids import SandboxId
 
-__all__ = ["SpawnerClient", "Started", "open_spawner"]
+__all__ = ["ERRAND_S", "SpawnerClient", "Started", "open_spawner"]
 
 _SPAWNER = "headstart.backends.spawner.guest.spawner"
 _READY_TIMEOUT_S = 30.0
-_REQUEST_TIMEOUT_S = 60.0
+ERRAND_S = 60.0
+"""How long a request may take, unless said."""
 _END_TIMEOUT_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -131,13 +132,23 @@ class SpawnerClient:
             raise
         return Started(channel=channel, facts=reply)
 
-    async def errand(self, sandbox: SandboxId, template: str, do: str, **details: Any) -> Mapping[str, Any]:
+    async def errand(
+        self,
+        sandbox: SandboxId | None,
+        template: str,
+        do: str,
+        *,
+        descriptors: Sequence[int] = (),
+        within_s: float | None = ERRAND_S,
+        **details: Any,
+    ) -> Mapping[str, Any]:
         """Have a helper do something to a sandbox, and return what it tells; `{"outcome": "broken"}`: it was killed over it.
 
         Raises:
             BackendError: It could not; what it found stands.
         """
-        return await self._request({"op": "errand", "sandbox": sandbox, "template": template, "do": do, **details})
+        request = {"op": "errand", "sandbox": sandbox, "template": template, "do": do, **details}
+        return await self._request(request, descriptors, within_s=within_s)
 
     async def store_errand(self, store: str, do: str, **details: Any) -> Mapping[str, Any]:
         """Have a helper do something to a store, and return what it tells.
@@ -225,14 +236,20 @@ class SpawnerClient:
         else:
             _log.debug("the init of %s ended by itself: %s", message.get("sandbox"), message)
 
-    async def _request(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+    async def _request(
+        self,
+        message: Mapping[str, Any],
+        descriptors: Sequence[int] = (),
+        *,
+        within_s: float | None = ERRAND_S,
+    ) -> dict[str, Any]:
         if self._gone:
             raise BackendError("the spawner is gone", hint="restart the service")
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         reply = self._replies[seq] = _Reply()
         try:
             await self._link.send({**message, "seq": seq}, descriptors)
-            with anyio.move_on_after(_REQUEST_TIMEOUT_S):
+            with anyio.move_on_after(within_s):
                 await reply.arrived.wait()
         except PeerGone as error:
             raise BackendError("the spawner is gone", hint="restart the service") from error

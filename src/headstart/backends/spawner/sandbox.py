@@ -24,8 +24,10 @@ from headstart.backends.contract import (
     Command,
     Completed,
     ExitStatus,
+    ForkableProcess,
     Identity,
     Process,
+    ProcessImage,
     RunningSandbox,
     TerminalProcess,
     TerminalSize,
@@ -37,6 +39,7 @@ from headstart.backends.spawner.files import SpawnedFiles
 from headstart.backends.spawner.gate import Gate
 from headstart.backends.spawner.guest.freezing import Still, freeze
 from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
+from headstart.backends.unkept import Unkept
 from headstart.errors import BackendError, SandboxPaused
 from headstart.ids import SandboxId
 
@@ -140,6 +143,28 @@ class SpawnedSandbox:
         finally:
             pipes.close()
 
+    def start_forkable(
+        self, command: Command, *, descriptors: Sequence[int] = ()
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        """See `RunningSandbox.start_forkable`."""
+        return self._start_in_vain(command, descriptors)
+
+    @asynccontextmanager
+    async def _start_in_vain(self, command: Command, descriptors: Sequence[int]) -> AsyncGenerator[ForkableProcess]:
+        async with self.start(command, descriptors=descriptors) as streams:
+            yield Unkept(streams)
+
+    def revive(
+        self,
+        image: ProcessImage,
+        *,
+        descriptors: Sequence[int] = (),  # noqa: ARG002
+    ) -> AbstractAsyncContextManager[ForkableProcess]:
+        """See `RunningSandbox.revive`."""
+        raise BackendError(
+            f"{self.id} keeps no programs, so {image.name} is none of it", hint='use the backend "local"'
+        )
+
     @asynccontextmanager
     async def start_on(self, command: Command, descriptors: Sequence[int]) -> AsyncGenerator[Process]:
         """See `RunningSandbox.start_on`."""
@@ -239,7 +264,7 @@ class SpawnedSandbox:
     async def _pause(self) -> None:
         if self._still is None:
             try:
-                self._still = await anyio.to_thread.run_sync(freeze, self.pid, self._group_folders())
+                self._still = await anyio.to_thread.run_sync(freeze, self.pid, self._group_folders(), self._apart())
             except OSError as error:
                 raise BackendError(f"{self.id} was not paused, and goes on: {error.strerror}") from error
             self._gate.close(self._is_paused)
@@ -258,6 +283,10 @@ class SpawnedSandbox:
     def _group_folders(self) -> list[str]:
         """Return the folders of the control groups that it has for itself, with its init in them."""
         return []
+
+    def _apart(self) -> Sequence[int]:
+        """Return the pids of programs in it that are no children of its init's or of each other."""
+        return ()
 
     async def _on_its_own(self, work: Callable[[], Awaitable[_T]], *, even_paused: bool = False) -> _T:
         """Do something alone, and to its end whoever stops waiting: what it has changed must be noted."""
@@ -284,7 +313,12 @@ class SpawnedSandbox:
             raise BackendError(f"{self.id} is gone")
         return result[0]
 
-    async def checkpoint(self, *, files_only: bool = False) -> Checkpoint:  # noqa: ARG002
+    async def checkpoint(
+        self,
+        *,
+        files_only: bool = False,  # noqa: ARG002
+        beside: Sequence[ForkableProcess] = (),  # noqa: ARG002
+    ) -> Checkpoint:
         """See `RunningSandbox.checkpoint`."""
         raise self._no_layers()
 

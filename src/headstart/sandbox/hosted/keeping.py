@@ -32,7 +32,7 @@ from headstart.core.transaction import (
 from headstart.errors import BackendError, HeadstartError, InvalidTransition, SandboxUnknown
 from headstart.ids import CheckpointId, IdSource, SandboxId
 from headstart.runtime.lineage_journal import KeptAs, LineageJournal, read_journal
-from headstart.runtime.remembered import KeptState, Remembered
+from headstart.runtime.remembered import KeptState, Remembered, SessionState
 from headstart.runtime.state_files import unusable
 from headstart.sandbox.hosted.record import HostedRecord, read_record, write_record
 from headstart.sandbox.sandbox import Sandbox
@@ -247,7 +247,10 @@ class SandboxKeeping:
             )
         files = {each.id: each for each in store.checkpoints}
         kept = {
-            name: KeptState(files=files[kept_as[name].kept], shell=kept_as[name].shell)
+            name: KeptState(
+                files=files[kept_as[name].kept],
+                sessions=SessionState(shell=kept_as[name].shell, has_lost_kernel=kept_as[name].kernel),
+            )
             for name, _ in view.checkpoints
             if name in kept_as and kept_as[name].kept in files
         }

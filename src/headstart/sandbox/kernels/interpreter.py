@@ -25,7 +25,14 @@ import anyio
 import anyio.lowlevel
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
-from headstart.backends.contract import ByteStreams, Command, ExitStatus, RunningSandbox
+from headstart.backends.contract import (
+    ByteStreams,
+    Command,
+    ExitStatus,
+    ForkableProcess,
+    ProcessImage,
+    RunningSandbox,
+)
 from headstart.backends.output import Sink
 from headstart.errors import BackendError
 from headstart.sandbox.kernels.pipes import Pipe, open_pipes
@@ -46,6 +53,10 @@ _BEGUN = b"+"
 _NONSENSE = "it answered with what means nothing, and was killed"
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _BARRIER = Command(argv=("true",))
+
+
+_Begun = tuple[ByteStreams, ForkableProcess | None]
+"""A program with its stdio; and itself, if it can fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +104,7 @@ class Interpreter:
         self._results, self._stdout, self._stderr = pipes
         self._grace_s = grace_s
         self._stack = AsyncExitStack()
+        self._process: ForkableProcess | None = None
         self._streams: ByteStreams | None = None
         self._status: ExitStatus | None = None
         self._received = bytearray()
@@ -111,6 +123,7 @@ class Interpreter:
         *,
         program: bytes = b"",
         greeting: bytes = b"",
+        forks: bool = False,
         grace_s: float = GRACE_S,
     ) -> Interpreter:
         """Start a program, and return when it is ready, which it tells with result 0. If cancelled, it is killed.
@@ -120,34 +133,69 @@ class Interpreter:
             command: What is run.
             program: What it finds at its descriptor 6.
             greeting: What it is told first.
+            forks: Whether it can be asked to, and so be kept.
             grace_s: How long it has to react to an interrupt.
 
         Raises:
             BackendError: The sandbox is gone, there is no such program, or it does not get ready.
         """
+
+        async def begin(stack: AsyncExitStack, descriptors: Sequence[int]) -> _Begun:
+            if forks:
+                process = await stack.enter_async_context(running.start_forkable(command, descriptors=descriptors))
+                return process.streams, process
+            return await stack.enter_async_context(running.start(command, descriptors=descriptors)), None
+
+        return await cls._begin(
+            running, begin, name=command.argv[0], program=program, greeting=greeting, grace_s=grace_s
+        )
+
+    @classmethod
+    async def revive(cls, running: RunningSandbox, image: ProcessImage, *, grace_s: float = GRACE_S) -> Interpreter:
+        """Let a program that was kept go on in a sandbox; it tells when it is ready as one that was started does.
+
+        Raises:
+            BackendError: The sandbox or the image is gone, or it does not get ready.
+        """
+
+        async def begin(stack: AsyncExitStack, descriptors: Sequence[int]) -> _Begun:
+            process = await stack.enter_async_context(running.revive(image, descriptors=descriptors))
+            return process.streams, process
+
+        return await cls._begin(running, begin, name=image.name, program=None, greeting=b"", grace_s=grace_s)
+
+    @classmethod
+    async def _begin(
+        cls,
+        running: RunningSandbox,
+        begin: Callable[[AsyncExitStack, Sequence[int]], Awaitable[_Begun]],
+        *,
+        name: str,
+        program: bytes | None,
+        greeting: bytes,
+        grace_s: float,
+    ) -> Interpreter:
         ends = open_pipes(3)
         interpreter = cls(running, [Pipe(ours) for ours, _ in ends], grace_s=grace_s)
         theirs = [end for _, end in ends]
         try:
             try:
-                theirs.append(_read_only(program))
-                streams = await interpreter._stack.enter_async_context(running.start(command, descriptors=theirs))
+                if program is not None:
+                    theirs.append(_read_only(program))
+                interpreter._streams, interpreter._process = await begin(interpreter._stack, theirs)
             finally:
                 for end in theirs:
                     os.close(end)
-            interpreter._streams = streams
-            await interpreter._get_ready(command, greeting)
+            await interpreter._get_ready(name, greeting)
         except BaseException:
             await interpreter.aclose()
             raise
         return interpreter
 
-    async def _get_ready(self, command: Command, greeting: bytes) -> None:
+    async def _get_ready(self, name: str, greeting: bytes) -> None:
         turn = await self.turn(0, greeting, timeout_s=_START_S, sinks=(_nowhere, _nowhere))
         if turn.record is None:
-            raise BackendError(
-                f"{command.argv[0]!r} was started and did not get ready: {turn.trouble}", detail=self._last_words
-            )
+            raise BackendError(f"{name!r} was started and did not get ready: {turn.trouble}", detail=self._last_words)
         self._is_ready = True
 
     @property
@@ -156,6 +204,26 @@ class Interpreter:
         if self._is_idle:
             self._results.look()
         return self._is_idle and not self._results.at_end
+
+    @property
+    def process(self) -> ForkableProcess | None:
+        """What runs, once it does."""
+        return self._process
+
+    async def keep(self, number: int, request: bytes, *, timeout_s: float) -> tuple[Turn, ProcessImage | None]:
+        """Take a turn in which it forks, or says why it cannot; return what came of it, and what is kept of it.
+
+        Arguments and errors as for `turn` and `ForkableProcess.keep`.
+        """
+        turns: list[Turn] = []
+        if self._process is None:
+            raise BackendError("it was never started")
+
+        async def ask() -> None:
+            turns.append(await self.turn(number, request, timeout_s=timeout_s, sinks=(_nowhere, _nowhere)))
+
+        image = await self._process.keep(ask)
+        return turns[0], image
 
     async def turn(self, number: int, request: bytes, *, timeout_s: float | None, sinks: tuple[Sink, Sink]) -> Turn:
         """Send a request, give the output to the sinks, and return the result when all of it has been given.

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from headstart.backends.contract import RunningSandbox
+from headstart.backends.contract import ForkableProcess, ProcessImage, RunningSandbox
 from headstart.backends.output import Sink
 from headstart.errors import BackendError
 from headstart.sandbox.kernels.interpreter import Interpreter, Turn
@@ -59,7 +59,7 @@ class Keeper:
         self._current: Interpreter | None = None
         self._number = 0
         self._was_lost = False
-        self._begins_anew = False
+        self._begins_anew = self._was_lost_then = False
         self._is_closed = False
 
     @asynccontextmanager
@@ -105,6 +105,31 @@ class Keeper:
             self._was_lost = answer is None
             return Outcome(answer=answer, turn=turn, trouble=trouble, restarted=restarted)
 
+    async def keep(
+        self, request: Callable[[int], bytes], understand: Callable[[bytes], _Answer | None], *, timeout_s: float
+    ) -> tuple[_Answer, ProcessImage | None] | None:
+        """Take a turn, `alone`, in which the interpreter forks, or says why it cannot; None: none stands, or it is gone.
+
+        Raises:
+            NotCapturable, BackendError: As `ForkableProcess.keep`.
+        """
+        async with self._changing() as running:
+            current = self._current
+            if current is None or running is not self._home or self._begins_anew:
+                return None
+            self._number += 1
+            turn, image = await current.keep(self._number, request(self._number), timeout_s=timeout_s)
+            answer = None if turn.record is None else understand(turn.record)
+            if answer is None:
+                await self._drop()
+                return None
+            return answer, image
+
+    @property
+    def process(self) -> ForkableProcess | None:
+        """The interpreter's, if one stands."""
+        return None if self._current is None or self._begins_anew else self._current.process
+
     @property
     def has_one(self) -> bool:
         """Whether an interpreter stands."""
@@ -123,14 +148,14 @@ class Keeper:
         """The next turn is told to be in the place of one that was lost."""
         self._was_lost = True
 
-    def begin_anew(self) -> None:
-        """Have the next turn taken in a new interpreter; that this one ends, or has ended, is meant."""
-        self._begins_anew = True
+    def begin_anew(self, *, is_lost: bool = False) -> None:
+        """Have the next turn taken in a new interpreter. That this one ends, or has ended, is meant, or `is_lost`."""
+        self._begins_anew, self._was_lost_then = True, is_lost
 
     async def _ready(self, running: RunningSandbox, *, afresh: bool) -> Interpreter:
         if self._begins_anew:
             await self.let_go()
-            self._begins_anew = False
+            self._begins_anew, self._was_lost = False, self._was_lost_then
         if self._current is not None and (afresh or running is not self._home or not self._current.is_usable):
             await self._drop()
         if afresh:

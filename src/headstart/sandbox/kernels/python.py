@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.backends.contract import Command, RunningSandbox
+from headstart.backends.contract import Command, ForkableProcess, ProcessImage, RunningSandbox
+from headstart.errors import BackendError, NotCapturable
 from headstart.sandbox.kernels.interpreter import GRACE_S, Interpreter
 from headstart.sandbox.kernels.keeper import Changing, Keeper
 from headstart.sandbox.kernels.result import CellError, CellResult
@@ -20,6 +22,10 @@ __all__ = ["Kernel"]
 _PROGRAM = Path(__file__).parent / "guest" / "python_kernel.py"
 _BEGIN = "exec(compile(open(6).read(), '<headstart kernel>', 'exec'))"
 _LOST = "KernelLost"
+_KEEPING_S = 15.0
+_MOST_HELD, _LONGEST_HELD = 8, 200
+
+_log = logging.getLogger(__name__)
 
 
 class Kernel:
@@ -45,10 +51,19 @@ class Kernel:
         self._command = Command(argv=(python, "-c", _BEGIN, "headstart-kernel"), env=env, cwd=cwd)
         self._grace_s = grace_s
         self._keeper = Keeper("the kernel", changing, self._start)
+        self._image: ProcessImage | None = None
+        self._next: ProcessImage | None = None
 
     async def _start(self, running: RunningSandbox) -> Interpreter:
+        image, self._next = self._next, None
+        if image is not None:
+            try:
+                return await Interpreter.revive(running, image, grace_s=self._grace_s)
+            except BackendError as error:
+                _log.warning("the Python kernel has lost its state: %s", error)
+                self._keeper.note_lost()
         program = _PROGRAM.read_bytes()
-        return await Interpreter.start(running, self._command, program=program, grace_s=self._grace_s)
+        return await Interpreter.start(running, self._command, program=program, forks=True, grace_s=self._grace_s)
 
     async def run(self, code: str, *, timeout_s: float | None = None, on_output: OnOutput | None = None) -> CellResult:
         """Run a cell, when those before have ended. See `Sandbox.run_code`.
@@ -60,6 +75,7 @@ class Kernel:
         check_text(code, where="code", hint="give Python code as text")
         taken = Taken(on_output)
         async with self._keeper.alone():
+            self._image = None
             done = await self._keeper.turn(
                 lambda number: json.dumps({"number": number, "code": code}).encode() + b"\0",
                 _answer_in,
@@ -79,21 +95,59 @@ class Kernel:
             restarted=done.restarted,
         )
 
+    @property
+    def image(self) -> ProcessImage | None:
+        """The state that the next cell will find, as it was kept; None if there is none, or it may be another by now."""
+        return self._image
+
+    @property
+    def process(self) -> ForkableProcess | None:
+        """What runs, if anything does."""
+        return self._keeper.process
+
+    async def keep(self) -> None:
+        """Have `image` be its state, if it has one; it goes on, and nothing is lost.
+
+        Raises:
+            NotCapturable: It has something that no fork of it would have: threads, sockets, open files, shared memory.
+            BackendError: The sandbox is gone; or the kernel, over this.
+        """
+        if self._image is not None or not self._keeper.has_one:
+            return
+        async with self._keeper.alone():
+            kept = await self._keeper.keep(_request_to_fork, _held_in, timeout_s=_KEEPING_S)
+            if kept is None:
+                return  # it has ended, and the next cell is told so
+            held, image = kept
+            if image is None:
+                raise NotCapturable(
+                    f"the Python kernel has {', '.join(held) or 'not forked'}, which no checkpoint holds",
+                    hint="close it, or ask for the files only",
+                    held=[f"python kernel: {each}" for each in held],
+                )
+            self._image = image
+
+    def go_on_as(self, image: ProcessImage | None, *, is_lost: bool) -> None:
+        """Let the next cell find this state (None: that of a new kernel, which `is_lost` or not), whatever there was."""
+        self._keeper.begin_anew(is_lost=is_lost)
+        self._image = self._next = image
+
     def take_over(self, before: Kernel, changing: Changing) -> None:
         """Run cells where this says from now on, in the place of another kernel, whose state is lost."""
         self._keeper.move_to(changing)
-        if before._keeper.has_one and not self._keeper.has_one:
+        if before.has_state and not self.has_state:
             self._keeper.note_lost()
 
     async def end(self) -> None:
         """End it, with all that it started; the next cell has a new one."""
         async with self._keeper.alone():
+            self._image = self._next = None
             await self._keeper.let_go()
 
     @property
     def has_state(self) -> bool:
         """Whether there is something that could be lost."""
-        return self._keeper.has_one
+        return self._keeper.has_one or self._next is not None
 
     def note_lost(self) -> None:
         """Have the next one told that it is in the place of another, whose state is gone."""
@@ -101,7 +155,29 @@ class Kernel:
 
     async def aclose(self) -> None:
         """End it, with all that it started, whatever it is at. Idempotent."""
+        self._image = self._next = None
         await self._keeper.aclose()
+
+
+def _request_to_fork(number: int) -> bytes:
+    return json.dumps({"number": number, "fork": True}).encode() + b"\0"
+
+
+def _held_in(record: bytes) -> list[str] | None:
+    """Return what a kernel says that it has and a fork of it would not; None if it makes no sense."""
+    try:
+        told: Any = json.loads(record)
+    except (ValueError, RecursionError):
+        return None
+    match told:
+        case {"held": [*held]} if all(isinstance(each, str) for each in held):
+            return [_printable(each[:_LONGEST_HELD]) for each in held[:_MOST_HELD]]
+        case _:
+            return None
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 @dataclass(frozen=True, slots=True)

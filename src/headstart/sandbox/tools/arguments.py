@@ -59,7 +59,12 @@ _File = Annotated[_Path, Field(description="A full path, or one that begins at t
 _Timeout = Annotated[
     float, Field(gt=0, le=_LONGEST_S, description="Seconds until it is interrupted; its session goes on.")
 ]
-_FilesOnly = Annotated[bool, Field(description="Leave out what runs. Needed while a process or a Python kernel runs.")]
+_FilesOnly = Annotated[
+    bool,
+    Field(
+        description="Leave out what runs. Needed while a process runs, or the Python kernel has threads or open files."
+    ),
+]
 
 
 class Bash(Arguments):

@@ -79,7 +79,7 @@ def enter(plan: dict[str, Any], wanted: Callable[[], dict[str, int]]) -> None:
         private.bring_up_loopback()
     socket.sethostname(plan["hostname"])
     spared = SparedInit()
-    lockdown.lock_down(plan, dies_with_parent=False)
+    lockdown.lock_down(plan, dies_with_parent=False, scopes=syscalls.SCOPE_SOCKETS | syscalls.SCOPE_SIGNALS)
     _leave_init_behind(plan, wanted()["control_fd"], spared)
 
 

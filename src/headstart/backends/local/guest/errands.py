@@ -38,7 +38,7 @@ class Errands:
         """Have a helper do it; return where it will tell its answer, one line of JSON.
 
         Args:
-            order: `sandbox` (`init`, `groups` and `owner`, as `Errand` takes them; None for an errand to a store),
+            order: `sandbox` (`init`, `groups`, `owner` and `tracer`, as `Errand` takes them; None for an errand to a store),
                 and the `message` for it.
             descriptors: For a sandbox, those of its mount namespace and of its template's; for a store, what
                 `StoreErrand` takes.
@@ -129,6 +129,7 @@ def _errand(sandbox: dict[str, Any] | None, descriptors: list[int]) -> Errand | 
         mounts=mounts,
         template=template,
         groups=sandbox["groups"],
+        tracer=sandbox["tracer"],
         owner=None if owner is None else (owner[0], owner[1]),
     )
 

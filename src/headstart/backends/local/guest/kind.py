@@ -19,11 +19,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from headstart.backends.local.guest import images, lockdown, private, tree, userns
+from headstart.backends.local.guest import images, lockdown, private, shadows, tree, userns
 from headstart.backends.local.guest.errands import Errands
+from headstart.backends.local.guest.shadows import NAMESPACES
 from headstart.backends.local.guest.stores import Stores, layers_in, why_not_plain
+from headstart.backends.local.guest.tracer import ORDERS, TracerProcess
 from headstart.backends.spawner.guest import runs, syscalls
 from headstart.backends.spawner.guest.init import Init, reset_signals
 from headstart.backends.spawner.guest.wire import PeerGone, Wire
@@ -39,6 +42,11 @@ _REFILL_SOON_S, _REFILL_LATER_S = 0.004, 0.05
 
 _CHEAP_FOR_S = 0.08
 """… except that the moment is a short one while the last attaching was so long ago at most."""
+
+_HOSTS_NETWORK = syscalls.SCOPE_SOCKETS
+"""What is closed to sandboxes with the host's network; signals are, by their PID namespace."""
+
+_BEFORE_USER = [name for name in NAMESPACES if name != "user"]
 
 _NAMESPACES = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
 
@@ -89,9 +97,10 @@ class LocalKind:
         self._refill_at = 0.0
         self._parked_at = 0.0
         self._in_group: dict[int, str] = {}  # init → its group
-        self._told_by: dict[int, Wire] = {}  # init → where it tells its mount namespace
-        self._mounts: dict[int, int] = {}  # init → a descriptor of that
+        self._told_by: dict[int, Wire] = {}  # init → where it tells its namespaces
+        self._namespaces: dict[int, list[int]] = {}  # init → descriptors of those
         self._errands = Errands()
+        self._tracer = TracerProcess()
         self._stores = Stores(self._staging)
         self._doomed: dict[int, str] = {}  # init that has ended → its group, which is to be removed
         self._made_groups = 0
@@ -99,6 +108,7 @@ class LocalKind:
             "run": self._run.path,
             "cgroups": self._groups,
             "images": images.can_be_made(),
+            "traces": shadows.are_possible(),
             "why_not_plain": why_not_plain(self._run.path, privileged=self._privileged),
         }
 
@@ -169,28 +179,54 @@ class LocalKind:
         self._told_by[parked.pid] = parked.wire
         return parked.pid, {"group": parked.group}
 
-    def _mounts_of(self, init: int) -> int:
-        """Return a descriptor of a sandbox's mount namespace; its init told it before it was ready."""
-        if init not in self._mounts:
+    def _namespaces_of(self, init: int) -> list[int]:
+        """Return descriptors of a sandbox's `NAMESPACES`; its init told them before it was ready."""
+        if init not in self._namespaces:
             wire = self._told_by.pop(init)
             try:
-                _, (self._mounts[init],) = wire.wait()
+                _, self._namespaces[init] = wire.wait()
             except PeerGone as error:
                 raise OSError(errno.ESRCH, "the sandbox is gone") from error
             finally:
                 wire.close()
-        return self._mounts[init]
+        return self._namespaces[init]
+
+    def _mounts_of(self, init: int) -> int:
+        return self._namespaces_of(init)[list(NAMESPACES).index("mnt")]
 
     # ------------------------------------------------------------ errands
 
-    def begin_errand(self, init: int, message: dict[str, Any]) -> int:
+    def begin_errand(self, init: int | None, message: dict[str, Any], descriptors: Sequence[int]) -> int:
         """Have a helper do something to a sandbox; return where it will tell its answer, one line of JSON."""
+        if init is None:
+            return self._tracer.order(message, [])
         template = self._templates[message["template"]]
-        group = self._in_group[init]
-        sandbox = {"init": init, "groups": [f"{base}/{group}" for base in self._groups], "owner": self._owner()}
+        groups = [f"{base}/{self._in_group[init]}" for base in self._groups]
+        if message["do"] in ORDERS:
+            return self._order(init, groups, template, message, descriptors)
+        sandbox = {"init": init, "groups": groups, "owner": self._owner(), "tracer": self._tracer.pid}
         plan = {**template.plan, **message.get("plan", {})}
         order = {"sandbox": sandbox, "message": {**message, "plan": plan}}
         return self._errands.begin(order, [self._mounts_of(init), template.mounts])
+
+    def _order(
+        self, init: int, groups: list[str], template: _Template, message: dict[str, Any], descriptors: Sequence[int]
+    ) -> int:
+        """Have the tracer do something to a program in a sandbox."""
+        message = {**message, "init": init, "groups": groups}
+        order = message.get("order")
+        if order is None:
+            return self._tracer.order(message, [])
+        ids = (userns.SANDBOX_ID, userns.SANDBOX_ID) if self._privileged else None
+        confined = {
+            "limits": template.plan["rlimits"],
+            "seccomp": template.plan["seccomp"],
+            "scopes": _HOSTS_NETWORK if template.plan["network"] == "host" and syscalls.can_scope() else 0,
+            "own": ids,
+            "outside": self._owner(),
+        }
+        complete = {**message, "order": {**order, **confined, "groups": groups}}
+        return self._tracer.order(complete, [*self._namespaces_of(init), *descriptors])
 
     def begin_store_errand(self, message: dict[str, Any]) -> int:
         """Have a helper open a store or do something to it; return where it will tell its answer."""
@@ -266,7 +302,7 @@ class LocalKind:
             order: The template's plan and what was ordered.
             descriptors: The control socket, the template's mounts, and those of what has its layers, the store or, for
                 a fork, its origin.
-            told: Gets a descriptor of its mount namespace.
+            told: Gets descriptors of its `NAMESPACES`.
             group: The name of its control groups.
             trouble: What went wrong while it was parked.
         """
@@ -296,18 +332,19 @@ class LocalKind:
         syscalls.setns(template, syscalls.CLONE_NEWNS)
         syscalls.unshare(syscalls.CLONE_NEWNS)
         private.lay_private_parts(order, owner=self._owner(), masked=not order["zygote"], scratch=scratch)
-        namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        told.send_with({"event": "mounted"}, [namespace])
-        os.close(namespace)
-        told.close()
         socket.sethostname(order["hostname"])
+        namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in _BEFORE_USER]
         if self._privileged:
             syscalls.setns(self._userns, syscalls.CLONE_NEWUSER)
             lockdown.become(userns.SANDBOX_ID, userns.SANDBOX_ID)
         else:
             private.hide_host_proc()
             userns.enter_own()
-        lockdown.lock_down(order, dies_with_parent=True)
+        namespaces.append(os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC))
+        told.send_with({"event": "built"}, namespaces)
+        told.close()
+        scopes = _HOSTS_NETWORK if order["network"] == "host" else 0
+        lockdown.lock_down(order, dies_with_parent=True, scopes=scopes)
 
     def _choose_network(self, network: str) -> None:
         """Root parks with an empty network and can go back to the host's; others can only leave it."""
@@ -322,8 +359,8 @@ class LocalKind:
         self._stores.ended(pid)
         if pid in self._told_by:
             self._told_by.pop(pid).close()
-        if pid in self._mounts:
-            os.close(self._mounts.pop(pid))
+        for descriptor in self._namespaces.pop(pid, []):
+            os.close(descriptor)
         group = self._in_group.pop(pid, None) or self._forget_parked(pid)
         if group is not None:
             self._doomed[pid] = group
@@ -339,7 +376,8 @@ class LocalKind:
         return None
 
     def owns(self, pid: int) -> bool:
-        return self._errands.owns(pid) or self._stores.owns(pid) or any(parked.pid == pid for parked in self._parked)
+        is_helper = self._errands.owns(pid) or self._stores.owns(pid) or self._tracer.owns(pid)
+        return is_helper or any(parked.pid == pid for parked in self._parked)
 
     def count_groups(self) -> int:
         return len(self._in_group) + len(self._doomed) if self._groups else 0
@@ -365,6 +403,8 @@ class LocalKind:
         self._doomed = {pid: group for pid, group in self._doomed.items() if not self._remove_group(group)}
 
     def _remove_group(self, group: str) -> bool:
+        if self._tracer.is_in_one_of([f"{base}/{group}" for base in self._groups]):
+            return False  # it will take them out of there, or kill them
         removed = [runs.remove_cgroup(f"{base}/{group}", patience_s=0.0) for base in self._groups]
         return all(removed)
 

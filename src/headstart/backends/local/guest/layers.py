@@ -44,20 +44,26 @@ class Errand:
         template: A descriptor of its template's.
         groups: Its control groups' folders.
         owner: See `private.lay_private_parts`.
+        tracer: Pid of who has shadows of programs in it; 0 if nobody does.
     """
 
     def __init__(
-        self, *, init: int, mounts: int, template: int, groups: list[str], owner: tuple[int, int] | None
+        self, *, init: int, mounts: int, template: int, groups: list[str], owner: tuple[int, int] | None, tracer: int
     ) -> None:
         self._init = init
         self._mounts = mounts
         self._template = template
         self._groups = groups
         self._owner = owner
+        self._tracer = tracer
+        self._apart: list[int] = []
+        self._beside: list[int] = []
         self._has_swapped = False
 
     def do(self, message: dict[str, Any]) -> dict[str, Any]:
         """Do what `message["do"]` says; return what to tell.
+
+        `apart` are those in it that are children of nobody in it; of these, `beside` stand still, and hold nothing.
 
         `seal`: add the empty layer `plan["layers"][-1]`; with `despite_processes`, also while something runs,
             and, if that could write to what is sealed, copy it to the layer `copy` instead.
@@ -68,6 +74,7 @@ class Errand:
         Raises:
             OSError: It failed, and the sandbox is what it was.
         """
+        self._apart, self._beside = message.get("apart", []), message.get("beside", [])
         act = {"seal": self._seal, "mend": self._mend, "drop": self._drop, "save": self._save}[message["do"]]
         return act(message)
 
@@ -95,7 +102,7 @@ class Errand:
         names = [name_of(pid) for pid in self._running()[:_MOST_TOLD]] or ["something that comes and goes"]
         if not message["despite_processes"]:
             return {"outcome": "busy", "processes": names}
-        with frozen(self._init, self._groups):
+        with frozen(self._init, self._groups, self._apart):
             return {**self._seal_despite_processes(message), "processes": names}
 
     def _seal_despite_processes(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +146,7 @@ class Errand:
     def _mend(self, message: dict[str, Any]) -> dict[str, Any]:
         plan = message["plan"]
         new = plan["layers"][-1]
-        thaw(self._init, self._groups)
+        thaw(self._init, self._groups, self._apart)
         with open(f"/proc/{self._init}/mountinfo", "rb") as mounts:
             was_added = f"upperdir={new}/w/upper,".encode() in mounts.read()
         if not was_added:
@@ -258,14 +265,19 @@ class Errand:
         """Whether anything runs beside its init, also what forks faster than we look."""
         if self._groups:
             return bool(self._running())
+        beside = {_inner_pid(pid) for pid in self._beside}
         with self._inside():  # /proc shows there what is in the sandbox, whoever its parent is
-            return all(any(_somebody_is_there() for _ in range(_LOOKS)) for _ in range(_LOOKS))
+            return all(any(_somebody_is_there(beside) for _ in range(_LOOKS)) for _ in range(_LOOKS))
 
     def _running(self) -> list[int]:
         """List what runs beside its init, as far as we can see who is whose child; a control group forgets nobody."""
         if any(_is_alone(group) for group in self._groups):
             return []
-        return [pid for pid in processes.members(self._init, self._groups) if processes.is_alive(pid)]
+        members = processes.members(self._init, self._groups, self._apart)
+        return [pid for pid in members if processes.is_alive(pid) and not self._is_beside(pid)]
+
+    def _is_beside(self, pid: int) -> bool:
+        return pid in self._beside or (self._tracer != 0 and processes.tracer_of(pid) == self._tracer)
 
     @staticmethod
     def _targets(plan: dict[str, Any]) -> set[str]:
@@ -291,9 +303,15 @@ def _top(folder: str) -> tuple[object, ...]:
     return facts.st_mode, facts.st_uid, facts.st_gid, facts.st_mtime_ns, own
 
 
-def _somebody_is_there() -> bool:
-    """From inside: whether /proc shows anybody beside the init who runs, or has gone before we could look at him."""
-    others = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+def _inner_pid(pid: int) -> int:
+    """Return how a process is called in its own PID namespace."""
+    with open(f"/proc/{pid}/status", "rb") as facts:
+        return int(facts.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()[-1])
+
+
+def _somebody_is_there(beside: set[int]) -> bool:
+    """From inside: whether /proc shows anybody else beside the init who runs, or has gone before we could look at him."""
+    others = {int(name) for name in os.listdir("/proc") if name.isdigit()} - beside - {1}
     return any(processes.is_alive(pid) or not os.path.exists(f"/proc/{pid}") for pid in others)
 
 

@@ -19,8 +19,8 @@ def become(uid: int, gid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def lock_down(plan: dict[str, Any], *, dies_with_parent: bool) -> None:
-    """Drop all capabilities, install the plan's `seccomp` filter, and hide this process from ptrace.
+def lock_down(plan: dict[str, Any], *, dies_with_parent: bool, scopes: int) -> None:
+    """Drop all capabilities, install the plan's `seccomp` filter and `scopes`, and hide this process from ptrace.
 
     Order matters: changing ids clears the parent-death signal and the dumpable flag, so
     both are set here, after it.
@@ -30,6 +30,7 @@ def lock_down(plan: dict[str, Any], *, dies_with_parent: bool) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     if dies_with_parent:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    syscalls.scope_sockets_and_signals()
+    if scopes:
+        syscalls.scope(scopes)
     if plan["seccomp"]:
         syscalls.install_seccomp(base64.b64decode(plan["seccomp"]))

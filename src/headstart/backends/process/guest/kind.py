@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from headstart.backends.process.guest.guard import leave_guard_behind
@@ -43,7 +44,7 @@ class ProcessKind:
             self._be_init(order, control)
         return pid, {}
 
-    def begin_errand(self, init: int, message: dict[str, Any]) -> int:  # noqa: ARG002
+    def begin_errand(self, init: int | None, message: dict[str, Any], descriptors: Sequence[int]) -> int:  # noqa: ARG002
         raise OSError(errno.ENOTSUP, "sandboxes that are not isolated have no layers")
 
     def begin_store_errand(self, message: dict[str, Any]) -> int:  # noqa: ARG002

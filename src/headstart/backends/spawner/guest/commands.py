@@ -19,13 +19,26 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from headstart.backends.spawner.guest import processes, syscalls
 
-__all__ = ["SparedInit", "kill_tree", "start_by_fork", "start_marked"]
+__all__ = [
+    "RLIMIT_LOCKS",
+    "SparedInit",
+    "enter",
+    "find_program",
+    "kill_tree",
+    "mark_of",
+    "out_of_the_way",
+    "start_by_fork",
+    "start_marked",
+]
 
-_RLIMIT_LOCKS = 10
+RLIMIT_LOCKS = 10
+"""What carries the mark of a tree."""
+
 _PATIENCE_S = 1.0
 _MORE_WILLINGLY = 300
 _MOST_WILLINGLY = 1000
@@ -67,23 +80,23 @@ def start_marked(message: dict[str, Any], descriptors: list[int], init: SparedIn
     Raises:
         OSError: There is no such program or folder, or it cannot be run.
     """
-    program = _find(message)
-    placed = _out_of_the_way(descriptors)
+    program = find_program(message)
+    placed = out_of_the_way(descriptors)
     moves: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, descriptor, number) for number, descriptor in enumerate(placed)
     ]
     if message["terminal"] is not None:  # who begins a session controls the first terminal that he opens
         moves.append((os.POSIX_SPAWN_OPEN, 0, message["terminal"], os.O_RDWR, 0))
         moves += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
-    before = resource.getrlimit(_RLIMIT_LOCKS)
+    before = resource.getrlimit(RLIMIT_LOCKS)
     try:
-        _enter(message["cwd"])
-        resource.setrlimit(_RLIMIT_LOCKS, (_mark_of(message["id"]), before[1]))
+        enter(message["cwd"])
+        resource.setrlimit(RLIMIT_LOCKS, (mark_of(message["id"]), before[1]))
         init.be_like_a_command()
         return os.posix_spawn(program, message["argv"], message["env"], file_actions=moves, setsid=True)
     finally:
         init.be_spared()
-        resource.setrlimit(_RLIMIT_LOCKS, before)
+        resource.setrlimit(RLIMIT_LOCKS, before)
         os.chdir("/")
         for descriptor in placed:
             os.close(descriptor)
@@ -95,7 +108,7 @@ def start_by_fork(message: dict[str, Any], descriptors: list[int]) -> int:
     Raises:
         OSError: As `start_marked`.
     """
-    program = _find(message)
+    program = find_program(message)
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -109,20 +122,21 @@ def start_by_fork(message: dict[str, Any], descriptors: list[int]) -> int:
     return pid
 
 
-def kill_tree(pid: int | None, *, mark: int | None) -> None:
+def kill_tree(pid: int | None, *, mark: int | None, among: Callable[[], Iterable[int]] | None = None) -> None:
     """Kill a command and all that it started; `pid` is None if it has ended itself, `mark` if it has none.
 
-    Whoever forks faster than we read /proc is caught in a later round: what was killed cannot
+    `among` lists those who may carry the mark; else everybody whom /proc shows may. Whoever forks faster than we read /proc is caught in a later round: what was killed cannot
     fork. For a second we do nothing else.
     """
-    victims = [*_below(pid), *_marked(mark)]  # first looked for, then killed
+    listed = among or _everybody
+    victims = [*_below(pid), *_marked(mark, listed())]  # first looked for, then killed
     if pid is not None:
         victims.append(-pid)
     give_up = time.monotonic() + _PATIENCE_S
     while victims and time.monotonic() < give_up:
         for victim in victims:
             _kill(victim)
-        victims = [each for each in (*_below(pid), *_marked(mark)) if processes.is_alive(each)]
+        victims = [each for each in (*_below(pid), *_marked(mark, listed())) if processes.is_alive(each)]
 
 
 def _below(pid: int | None) -> list[int]:
@@ -136,36 +150,39 @@ def _kill(pid: int) -> None:
         pass  # it ended by itself
 
 
-def _marked(number: int | None) -> list[int]:
+def _everybody() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _marked(number: int | None, pids: Iterable[int]) -> list[int]:
     """Return the processes that carry a command's mark."""
     found: list[int] = []
     if number is None:
         return found
-    mark = b"%d" % _mark_of(number)
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/limits", "rb") as limits:
-                    soft = limits.read().partition(b"Max file locks")[2].split(None, 1)[0]
-            except (OSError, IndexError):
-                continue  # it ended while we looked
-            if soft == mark:
-                found.append(int(name))
+    mark = b"%d" % mark_of(number)
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/limits", "rb") as limits:
+                soft = limits.read().partition(b"Max file locks")[2].split(None, 1)[0]
+        except (OSError, IndexError):
+            continue  # it ended while we looked
+        if soft == mark:
+            found.append(pid)
     return found
 
 
-def _mark_of(number: int) -> int:
+def mark_of(number: int) -> int:
     """Return what a command's tree is marked with: its number, as far as we may set it."""
-    hard = resource.getrlimit(_RLIMIT_LOCKS)[1]
+    hard = resource.getrlimit(RLIMIT_LOCKS)[1]
     return number if hard == resource.RLIM_INFINITY else number % (hard + 1)
 
 
-def _out_of_the_way(descriptors: list[int]) -> list[int]:
+def out_of_the_way(descriptors: list[int]) -> list[int]:
     """Return copies with numbers above all that they are to be moved to."""
     return [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for descriptor in descriptors]
 
 
-def _enter(folder: str | None) -> None:
+def enter(folder: str | None) -> None:
     if folder is not None:
         try:
             os.chdir(folder)
@@ -173,7 +190,7 @@ def _enter(folder: str | None) -> None:
             raise OSError(error.errno, f"its folder {folder}: {error.strerror}") from error
 
 
-def _find(message: dict[str, Any]) -> str:
+def find_program(message: dict[str, Any]) -> str:
     """Look the program up in its PATH, as execvp does."""
     name, folder = message["argv"][0], message["cwd"]
     if "/" in name:
@@ -201,7 +218,7 @@ def _become(program: str, message: dict[str, Any], descriptors: list[int], troub
     """
     try:
         os.setsid()
-        moved = _out_of_the_way(descriptors)
+        moved = out_of_the_way(descriptors)
         for number, descriptor in enumerate(moved):
             os.dup2(descriptor, number)
         if message["terminal"] is not None:
@@ -209,7 +226,7 @@ def _become(program: str, message: dict[str, Any], descriptors: list[int], troub
         if message["own_tree"]:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        _enter(message["cwd"])
+        enter(message["cwd"])
         os.execve(program, message["argv"], message["env"])
     except OSError as error:
         os.write(trouble, b"%d" % (error.errno or errno.EIO))

@@ -43,26 +43,27 @@ class Still:
         self.thaw = thaw
 
 
-def thaw(init: int, groups: Sequence[str]) -> None:
+def thaw(init: int, groups: Sequence[str], apart: Sequence[int] = ()) -> None:
     """Let everything in a sandbox go on, whoever had it stand still: a helper that was killed, say."""
     freezer = next((group for group in groups if os.path.exists(group + "/cgroup.freeze")), None)
     if freezer is not None:
         with open(freezer + "/cgroup.freeze", "w") as frozen_group:
             frozen_group.write("0")
         return
-    for pid in processes.members(init, groups):
+    for pid in processes.members(init, groups, apart):
         try:
             os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
             continue
 
 
-def freeze(init: int, groups: Sequence[str]) -> Still:
+def freeze(init: int, groups: Sequence[str], apart: Sequence[int] = ()) -> Still:
     """Have everything in a sandbox stand still, and return when it does. May take a second.
 
     Args:
         init: The pid of its init.
         groups: Its control groups' folders.
+        apart: Those in it that are children of nobody in it.
 
     Raises:
         OSError: It does not stand still, and goes on.
@@ -70,7 +71,7 @@ def freeze(init: int, groups: Sequence[str]) -> Still:
     freezer = next((group for group in groups if os.path.exists(group + "/cgroup.freeze")), None)
     if freezer is not None:
         return _freeze_group(freezer)
-    stopping = _Stopping(init, groups)
+    stopping = _Stopping(init, groups, apart)
     try:
         _wait(stopping.all_stand)
     except BaseException:
@@ -80,9 +81,9 @@ def freeze(init: int, groups: Sequence[str]) -> Still:
 
 
 @contextmanager
-def frozen(init: int, groups: Sequence[str]) -> Generator[None, None, None]:
+def frozen(init: int, groups: Sequence[str], apart: Sequence[int] = ()) -> Generator[None, None, None]:
     """Freeze as `freeze` does, and thaw again, whatever happens."""
-    still = freeze(init, groups)
+    still = freeze(init, groups, apart)
     try:
         yield
     finally:
@@ -118,9 +119,10 @@ class _Seen:
 
 
 class _Stopping:
-    def __init__(self, init: int, groups: Sequence[str]) -> None:
+    def __init__(self, init: int, groups: Sequence[str], apart: Sequence[int]) -> None:
         self._init = init
         self._groups = groups
+        self._apart = apart
         self._rounds = 0
         self._told: dict[int, int] = {}  # pid → how often it was told to stop
         self._stopped: list[tuple[int, int]] = []  # pid and when it began, parents first
@@ -128,17 +130,18 @@ class _Stopping:
     def all_stand(self) -> bool:
         """Stop those that move and may be stopped; who was forked meanwhile is seen the next time."""
         self._rounds += 1
-        listed = processes.members(self._init, self._groups)
+        listed = self._members()
         seen = {pid: seen for pid in listed for seen in _glance(pid)}
         moving = {pid for pid in seen if self._moves(pid, seen[pid])}
         for pid in moving:
             parent = seen[pid].parent
-            is_ours = parent == self._init or parent in seen
+            is_ours = parent == self._init or parent in seen or pid in self._apart
             if is_ours and (parent not in moving or self._rounds > _ORDERLY_ROUNDS):
                 self._stop(pid, seen[pid])
-        return (
-            not moving and len(seen) == len(listed) and set(processes.members(self._init, self._groups)) == set(listed)
-        )
+        return not moving and len(seen) == len(listed) and set(self._members()) == set(listed)
+
+    def _members(self) -> list[int]:
+        return processes.members(self._init, self._groups, self._apart)
 
     def undo(self) -> None:
         """Let those go on that we have stopped, children first; nobody else."""

@@ -11,6 +11,7 @@ __all__ = [
     "children",
     "descendants",
     "exit_facts",
+    "in_group",
     "is_alive",
     "is_below",
     "kill_everything_below",
@@ -18,6 +19,7 @@ __all__ = [
     "members",
     "pause",
     "reap",
+    "tracer_of",
 ]
 
 _PF_EXITING = 0x4
@@ -85,15 +87,38 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def members(init: int, groups: Sequence[str]) -> list[int]:
+def members(init: int, groups: Sequence[str], apart: Sequence[int] = ()) -> list[int]:
     """List what is in a sandbox beside its init, ended or not; a control group forgets nobody who forks while we look.
 
-    `groups` are the folders of its control groups; there may be none.
+    Args:
+        init: Its init's pid.
+        groups: The folders of its control groups; there may be none.
+        apart: Those in it that are children of nobody in it, and join its control groups a moment late.
     """
+    more = [pid for root in apart for pid in (root, *descendants(root))]
     if not groups:
-        return descendants(init)
+        return [*descendants(init), *more]
     with open(groups[0] + "/cgroup.procs") as listing:
-        return [pid for pid in map(int, listing.read().split()) if pid != init]
+        listed = [pid for pid in map(int, listing.read().split()) if pid != init]
+    return [*listed, *(pid for pid in more if pid not in listed)]
+
+
+def in_group(group: str) -> list[int]:
+    """List what is in a control group, given its folder; nothing if there is none."""
+    try:
+        with open(group + "/cgroup.procs") as listing:
+            return [int(pid) for pid in listing.read().split()]
+    except OSError:
+        return []
+
+
+def tracer_of(pid: int) -> int:
+    """Return the pid of who traces a process, 0 if nobody does."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as facts:
+            return int(facts.read().partition(b"\nTracerPid:")[2].split(None, 1)[0])
+    except (OSError, IndexError):
+        return 0  # it has ended
 
 
 def reap() -> list[tuple[int, int]]:

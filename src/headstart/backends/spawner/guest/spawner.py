@@ -13,7 +13,7 @@ Messages in (`seq` is answered with the same `seq`):
     `{"op": "prepare", "seq", "template", "plan"}`
     `{"op": "release", "seq", "template"}`
     `{"op": "start", "seq", "sandbox", "template", "order", "origin"}` with the init's control socket
-    `{"op": "errand", "seq", "sandbox", …}`  answered when a helper has done it,
+    `{"op": "errand", "seq", "sandbox", …}`  (with descriptors) answered when a helper has done it,
         or with the outcome `broken` when it was killed over it
     `{"op": "store", "seq", "store", …}`  likewise; what is done is done to files that outlive us
     `{"op": "count", "seq"}`             answered with `processes` and `groups`
@@ -37,6 +37,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headstart.backends.spawner.guest import processes, syscalls
@@ -68,8 +69,11 @@ class Kind(Protocol):
         """
         ...
 
-    def begin_errand(self, init: int, message: dict[str, Any]) -> int:
-        """Have a helper do something to a sandbox; return where it will tell its answer, one line of JSON."""
+    def begin_errand(self, init: int | None, message: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """Have a helper do something to a sandbox; return where it will tell its answer, one line of JSON.
+
+        `init` is None if it is about something that no sandbox has any more.
+        """
         ...
 
     def begin_store_errand(self, message: dict[str, Any]) -> int:
@@ -182,7 +186,7 @@ class Spawner:
             self._inits[pid] = message["sandbox"]
             return {"pid": pid, **facts}
         if operation in ("errand", "store"):
-            self._errands[self._begin_errand(message)] = message["seq"]
+            self._errands[self._begin_errand(message, descriptors)] = message["seq"]
             return None
         if operation == "count":
             return self._count()
@@ -190,10 +194,11 @@ class Spawner:
             return self._close(message)
         raise OSError(22, f"unknown operation {operation!r}")
 
-    def _begin_errand(self, message: dict[str, Any]) -> int:
+    def _begin_errand(self, message: dict[str, Any], descriptors: list[int]) -> int:
         if message["op"] == "store":
             return self._kind.begin_store_errand(message)
-        return self._kind.begin_errand(self._init_of(message["sandbox"]), message)
+        init = None if message["sandbox"] is None else self._init_of(message["sandbox"])
+        return self._kind.begin_errand(init, message, descriptors)
 
     def _init_of(self, sandbox: str) -> int:
         for pid, name in self._inits.items():

@@ -11,8 +11,9 @@ import signal
 import struct
 
 __all__ = [
+    "act_on_files_as",
     "be_a_helper_of",
-    "can_scope_sockets_and_signals",
+    "can_scope",
     "clone",
     "close_all_descriptors_except",
     "drop_all_capabilities",
@@ -25,7 +26,8 @@ __all__ = [
     "open_tree",
     "pivot_root",
     "prctl",
-    "scope_sockets_and_signals",
+    "scope",
+    "scoping",
     "set_title",
     "setns",
     "syncfs",
@@ -80,17 +82,18 @@ CGROUP2_SUPER_MAGIC = 0x63677270
 
 _STATFS_BYTES = 256
 """More than the kernel's structure has anywhere."""
-_SECCOMP_MODE_FILTER = 2
+SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 
-_MACHINE = os.uname().machine
+MACHINE = os.uname().machine
 _NR_CLONE, _NR_PIVOT_ROOT, _NR_SETNS, _NR_CAPSET = {
     "x86_64": (56, 155, 308, 126),
     "aarch64": (220, 41, 268, 91),
-}.get(_MACHINE, (-1, -1, -1, -1))
+}.get(MACHINE, (-1, -1, -1, -1))
 _NR_LANDLOCK_CREATE, _NR_LANDLOCK_RESTRICT = 444, 446
-_SCOPES_SINCE, _SCOPE_SOCKETS_AND_SIGNALS = 6, 0x3
+_SCOPES_SINCE = 6
+SCOPE_SOCKETS, SCOPE_SIGNALS = 0x1, 0x2
 _NR_OPEN_TREE, _NR_MOVE_MOUNT, _NR_CLOSE_RANGE, _NR_MOUNT_SETATTR = 428, 429, 436, 442  # the same everywhere
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,7 +112,7 @@ def _check(result: int, what: str) -> int:
 
 def _call(what: str, number: int, *arguments: object) -> int:
     if number < 0:
-        raise OSError(38, f"{what}: not known on {_MACHINE}")
+        raise OSError(38, f"{what}: not known on {MACHINE}")
     return _check(_syscall(ctypes.c_long(number), *arguments), what)
 
 
@@ -118,7 +121,7 @@ def clone(flags: int) -> int:
 
     Only in a single-threaded process: Python's own hooks around `fork` do not run.
     """
-    if _MACHINE == "aarch64":
+    if MACHINE == "aarch64":
         return _call("clone", _NR_CLONE, ctypes.c_ulong(flags | signal.SIGCHLD), None, None, ctypes.c_ulong(0), None)
     return _call("clone", _NR_CLONE, ctypes.c_ulong(flags | signal.SIGCHLD), None, None, None, ctypes.c_ulong(0))
 
@@ -223,6 +226,12 @@ def prctl(option: int, argument: int = 0, more: int = 0) -> int:
     return _check(_prctl(option, argument, more, 0, 0), f"prctl({option})")
 
 
+def act_on_files_as(uid: int, gid: int) -> None:
+    """Have files looked up as if this process were another user, without what root may."""
+    _libc.setfsgid(ctypes.c_uint(gid))
+    _libc.setfsuid(ctypes.c_uint(uid))
+
+
 def be_a_helper_of(parent: int, keep: list[int]) -> None:
     """As a fresh fork of `parent`: die with it, and hold none of its descriptors but `keep` and 0, 1, 2.
 
@@ -240,14 +249,14 @@ def forbid_new_privileges() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def scope_sockets_and_signals() -> bool:
-    """Cut this process and what it starts off from others' abstract Unix sockets and signals (Landlock, Linux 6.12).
+def scope(what: int) -> bool:
+    """Cut this process and what it starts off from others' abstract Unix sockets or signals (Landlock, Linux 6.12).
 
     Returns whether the kernel can. Needs no_new_privs.
     """
-    if not can_scope_sockets_and_signals():
+    if not can_scope():
         return False
-    rules = struct.pack("=QQQ", 0, 0, _SCOPE_SOCKETS_AND_SIGNALS)
+    rules = scoping(what)
     ruleset = _call("landlock", _NR_LANDLOCK_CREATE, rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0))
     try:
         _call("landlock", _NR_LANDLOCK_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint(0))
@@ -256,8 +265,13 @@ def scope_sockets_and_signals() -> bool:
     return True
 
 
-def can_scope_sockets_and_signals() -> bool:
-    """Whether `scope_sockets_and_signals` can do something here."""
+def scoping(what: int) -> bytes:
+    """Return Landlock's rules for `scope`."""
+    return struct.pack("=QQQ", 0, 0, what)
+
+
+def can_scope() -> bool:
+    """Whether `scope` can do something here."""
     return _syscall(ctypes.c_long(_NR_LANDLOCK_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(1)) >= _SCOPES_SINCE
 
 
@@ -288,7 +302,7 @@ def install_seccomp(program: bytes) -> None:
     header = ctypes.create_string_buffer(
         struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)), struct.calcsize("@HxxxxxxP")
     )
-    prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(header))
 
 
 def close_all_descriptors_except(keep: list[int]) -> None:

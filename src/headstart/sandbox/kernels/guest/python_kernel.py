@@ -14,10 +14,15 @@ exits: its end is what the other side sees then.
 
 SIGINT does something only while user code runs. A fork of user code that gets to the end of its
 cell ends there: there is one kernel.
+
+A request `{"number", "fork"}` asks for its state to be kept, and is answered with `{"held"}`: what it
+has that a fork would not have. If that is nothing, it sends itself SIGTRAP and forks. Whoever traces
+it takes the fork away, and lets it go on elsewhere, any number of times, as if it had just been
+started: with all descriptors that are listed above, nine higher, and no others.
 """
 
 # User code may raise anything, and close anything; and what it runs in imports little.
-# ruff: noqa: BLE001, PLC0415, S110, S307, SIM105, SIM115
+# ruff: noqa: BLE001, PLC0415, PTH115, PTH123, PTH208, S110, S307, SIM105, SIM115
 
 from __future__ import annotations
 import __future__
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _OURS_FROM = 100
+_REVIVED_FROM = 9
 _CHUNK_BYTES = 1 << 16
 _LONGEST_TEXT = 1 << 20
 _LONGEST_REPORT = 1 << 16
@@ -55,7 +61,8 @@ _THIS_FILE = (lambda: 0).__code__.co_filename
 _FEATURES = sum({getattr(__future__, name).compiler_flag for name in __future__.all_feature_names})
 
 _close, _dup2, _exit, _fstat = os.close, os.dup2, os._exit, os.fstat
-_getpid, _read, _write = os.getpid, os.read, os.write
+_fork, _getpid, _kill, _read, _write = os.fork, os.getpid, os.kill, os.read, os.write
+_chdir, _getcwd, _waitpid = os.chdir, os.getcwd, os.waitpid
 _dumps, _loads = json.dumps, json.loads
 """As they are now, whatever cells do to these modules."""
 
@@ -94,12 +101,16 @@ class _Channel:
         except OSError:
             _exit(_CANNOT_ANSWER)
 
-    def forget(self) -> None:
+    @property
+    def is_open(self) -> bool:
         try:
-            if self._identity() == self._is:
-                _close(self.number)
+            return self._identity() == self._is
         except OSError:
-            pass  # user code has closed it
+            return False  # user code has closed it
+
+    def forget(self) -> None:
+        if self.is_open:
+            _close(self.number)
 
 
 class _Stdio:
@@ -114,7 +125,7 @@ class _Stdio:
             _dup2(nothing, 0)
             _close(nothing)
         os.set_inheritable(0, True)  # noqa: FBT003 it has no name
-        self._spares = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _OURS_FROM) for number in range(3)]
+        self.spares = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _OURS_FROM) for number in range(3)]
         streams: Any = (sys.stdout, sys.stderr)
         for stream in streams:
             stream.reconfigure(line_buffering=True)
@@ -129,7 +140,7 @@ class _Stdio:
 
     def mend(self) -> None:
         """Open again what is closed."""
-        for number, spare in enumerate(self._spares):
+        for number, spare in enumerate(self.spares):
             try:
                 _fstat(number)
             except OSError:
@@ -148,9 +159,10 @@ class Kernel:
     """
 
     def __init__(self) -> None:
-        self._requests, self._results = _Channel(0), _Channel(3)
-        self._stdio = _Stdio()
-        self._pid = _getpid()
+        self._take_descriptors()
+        self._forks = False
+        self._folder = ""
+        """Where cells are, while it has left there to be kept; "" if it has not."""
         self._on_interrupt: Any = signal.default_int_handler
         self._loop: asyncio.AbstractEventLoop | None = None
         self._future = 0
@@ -163,6 +175,11 @@ class Kernel:
         sys.argv = [""]
         os.register_at_fork(after_in_child=self._let_go)
 
+    def _take_descriptors(self) -> None:
+        self._requests, self._results = _Channel(0), _Channel(3)
+        self._stdio = _Stdio()
+        self._pid = _getpid()
+
     def serve(self) -> NoReturn:
         """Never return."""
         signal.signal(signal.SIGINT, _do_nothing)
@@ -170,6 +187,11 @@ class Kernel:
         self._results.send(b"0 \0")
         while True:
             request = _loads(self._requests.receive())
+            if "fork" in request:
+                held = self._be_kept()
+                if held is not None:
+                    self._results.send(b"%d %s\0" % (request["number"], _dumps({"held": held}).encode()))
+                continue
             answer: dict[str, Any] = {"text": None, "error": None, "cut": False}
             try:
                 self._run(request["number"], request["code"], answer)
@@ -185,8 +207,77 @@ class Kernel:
             del request, answer
 
     def _let_go(self) -> None:
+        if self._forks and not self._results.is_open:
+            return  # it goes on elsewhere
         self._requests.forget()
         self._results.forget()
+        if self._forks:
+            _exit(0)  # nobody has taken it away
+
+    def _be_kept(self) -> list[str] | None:
+        """Fork, for whoever traces this; return what a fork would not have. In what becomes of it: be ready, return None."""
+        self._stdio.flush()
+        held = [*self._tasks(), *_threads(), *self._open_descriptors(), *_shared_memory()]
+        if held:
+            return held
+        try:
+            self._folder = self._folder or _getcwd()
+            _chdir("/")
+        except OSError as error:
+            return [f"a working folder that is gone ({error.strerror})"]
+        self._forks = True
+        try:
+            _kill(_getpid(), signal.SIGTRAP)
+            child = _fork()
+        except BaseException as error:
+            return [f"a fork() that fails ({error})"]
+        finally:
+            self._forks = False
+        if child:
+            return []
+        self._go_on()
+        return None
+
+    def _go_on(self) -> None:
+        """As a fork that goes on elsewhere: have everything again that a kernel has when it is started."""
+        for number in range(6):
+            _dup2(number + _REVIVED_FROM, number)
+            _close(number + _REVIVED_FROM)
+        self._take_descriptors()
+        self._results.send(b"0 \0")
+
+    def _come_back(self) -> None:
+        """Go where cells are."""
+        folder, self._folder = self._folder, ""
+        if folder:
+            try:
+                _chdir(folder)
+            except OSError as error:
+                sys.stderr.write(f"headstart: the working folder {folder} is gone ({error.strerror}); this is /\n")
+
+    def _tasks(self) -> list[str]:
+        """Return what the event loop of cells is still at; close one that is at nothing."""
+        if self._loop is None or self._loop.is_closed():
+            return []
+        import asyncio
+
+        tasks = asyncio.all_tasks(self._loop)
+        if not tasks:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+        return [f"the asyncio task {task.get_name()}" for task in tasks]
+
+    def _open_descriptors(self) -> list[str]:
+        ours = {0, 1, 2, self._requests.number, self._results.number, *self._stdio.spares}
+        held: list[str] = []
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in ours:
+                try:
+                    held.append(f"open: {os.readlink('/proc/self/fd/' + name)} (descriptor {name})")
+                except OSError:
+                    pass  # the listing's own
+        return held
 
     def _end_fork(self, error: dict[str, str] | None) -> None:
         """A fork of user code goes no further than its cell."""
@@ -201,6 +292,7 @@ class Kernel:
             signal.signal(signal.SIGINT, self._on_interrupt)
             try:
                 self._results.send(b"%d +\0" % number)
+                self._come_back()
                 self._execute(f"<cell {number}>", code, answer)
             except BaseException as error:
                 answer["error"] = _told(error)
@@ -271,6 +363,24 @@ class Kernel:
             size, name = self._sources.pop(0)
             self._sources_size -= size
             linecache.cache.pop(name, None)
+
+
+def _threads() -> list[str]:
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return []
+    return [f"the thread {each.name}" for each in threading.enumerate() if each is not threading.current_thread()]
+
+
+def _shared_memory() -> list[str]:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        fields = [line.split(None, 5) for line in maps]
+    shared = [
+        each[5].rstrip("\n") if len(each) > 5 else "anonymous"
+        for each in fields
+        if each[1][1] == "w" and each[1][3] == "s"
+    ]
+    return [f"shared memory: {path}" for path in dict.fromkeys(shared)]
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,408 @@
+"""The process that keeps programs' shadows and images: a helper of the spawner, from their first use on.
+
+Whoever traces must be the one that waits, and may have to for milliseconds: so it is not the spawner.
+If it is killed, its shadows and images are killed by the kernel; programs go on, and cannot be kept any more.
+
+An image is in control groups of its own, which hold what it has been copied to until that has been moved to
+those of its sandbox: a process is moved in 8 ms on a quiet machine, which nobody should wait for.
+
+Orders, each answered with one line of JSON through the first descriptor that comes with it:
+    `start`, with the descriptors of a sandbox's namespaces and the program's own: `{"pid", "shadow"}`
+    `revive`, likewise, of an `image`
+    `watch`: expect a program to send itself SIGTRAP and fork: `{}`
+    `keep`: answered when it has: `{"outcome": "kept"}`, and there is `image`; or `busy` (with its `threads`), `withdrawn`
+        (`withdraw` was ordered, or it took too long), or `ended`
+    `withdraw`: expect nothing any more: `{}`
+    `signal`: send a `signal` to its process group: `{}`
+    `kill`: kill it and what carries its mark: `{}`
+    `wait`: answered when it has ended: `{"code"}` or `{"signal"}`
+    `forget`: let go of an `image`: `{}`
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from headstart.backends.local.guest import shadows
+from headstart.backends.local.guest.shadows import Image, Shadow
+from headstart.backends.spawner.guest import commands, processes, syscalls
+from headstart.backends.spawner.guest.tracing import Tracee
+from headstart.backends.spawner.guest.wire import PeerGone, Wire
+
+__all__ = ["ORDERS", "Tracer", "TracerProcess"]
+
+ORDERS = {"start", "revive", "watch", "keep", "withdraw", "signal", "kill", "wait", "forget"}
+
+_PATIENCE_S = 10.0
+_ROUNDS = 50
+_WALL = 0x40000000
+
+
+class TracerProcess:
+    """The spawner's hold on it; it is forked when it is first needed, and again if somebody has killed it."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        """Its pid; 0 if none was needed yet."""
+        self._wire: Wire | None = None
+
+    def order(self, message: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """Have it do something; return where it will tell its answer."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._send(message, [write_end, *descriptors])
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        return read_end
+
+    def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if self._wire is not None:
+            try:
+                self._wire.send_with(message, descriptors)
+            except PeerGone:
+                self._wire.close()
+            else:
+                return
+        self._wire = self._fork()
+        self._wire.send_with(message, descriptors)
+
+    def owns(self, pid: int) -> bool:
+        """Whether a process is it, or a shadow or image."""
+        return self.pid != 0 and (pid == self.pid or processes.tracer_of(pid) == self.pid)
+
+    def is_in_one_of(self, groups: Sequence[str]) -> bool:
+        """Whether shadows or images are in one of these control groups."""
+        return self.pid != 0 and any(self.owns(pid) for group in groups for pid in processes.in_group(group))
+
+    def _fork(self) -> Wire:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        spawner = os.getpid()
+        self.pid = syscalls.clone(0)
+        if self.pid == 0:
+            _serve(theirs, spawner)
+        theirs.close()
+        return Wire(ours)
+
+
+@dataclass(kw_only=True)
+class _Program:
+    """One that was started or revived here.
+
+    Attributes:
+        mark: What its tree is marked with.
+        shadow: None if somebody has killed it.
+        waiting: Where its end will be told.
+        traced: While it is expected to fork.
+        at_trap: It is about to.
+        keeping: Where what comes of that will be told, and what was ordered.
+        due_s: Until when.
+    """
+
+    pid: int
+    mark: int
+    shadow: Shadow | None
+    waiting: list[int] = field(default_factory=list[int])
+    traced: Tracee | None = None
+    at_trap: bool = False
+    keeping: tuple[int, dict[str, Any]] | None = None
+    due_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """An image, and the folders of its control groups."""
+
+    image: Image
+    homes: list[str]
+
+
+class Tracer:
+    """The loop."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._programs: dict[str, _Program] = {}
+        self._images: dict[str, _Kept] = {}
+        self._left: dict[int, list[str]] = {}
+        """Pids of images that were killed, and where they were."""
+        self._ended: dict[str, dict[str, int]] = {}
+        """How those have ended that nobody has asked about yet."""
+        self._wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, _do_nothing)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Run until the spawner is gone.
+
+        Raises:
+            PeerGone: It is.
+        """
+        while True:
+            poll = select.poll()
+            poll.register(self._wire, select.POLLIN)
+            poll.register(self._wake, select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms())}
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            self._reap()
+            self._withdraw_overdue()
+            if self._wire.fileno() in ready:
+                received = self._wire.receive()
+                if received is not None:
+                    self._take(*received)
+
+    def _timeout_ms(self) -> float | None:
+        dues = [program.due_s for program in self._programs.values() if program.traced is not None]
+        return max(0.0, min(dues) - time.monotonic()) * 1000 + 1 if dues else None
+
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        told, *others = descriptors
+        after: Shadow | None = None
+        try:
+            match message["do"]:
+                case "start" | "revive":
+                    after = self._start(message, others)
+                    _tell(told, {"pid": after.program, "shadow": after.tracee.pid})
+                case "keep":
+                    self._keep(message, told)
+                case "wait":
+                    self._wait(message["program"], told)
+                case _:
+                    self._obey(message)
+                    _tell(told, {})
+        except KeyError:
+            _tell(told, {"outcome": "ended"})
+        except OSError as error:
+            _tell(told, {"error": str(error.strerror or error), "errno": error.errno})
+        finally:
+            for descriptor in others:
+                os.close(descriptor)
+        if after is not None:
+            self._tidy(after, message)
+
+    def _wait(self, program: str, told: int) -> None:
+        if program in self._ended:
+            _tell(told, self._ended.pop(program))
+        else:
+            self._programs[program].waiting.append(told)
+
+    def _start(self, message: dict[str, Any], descriptors: list[int]) -> Shadow:
+        namespaces, own = descriptors[: len(shadows.NAMESPACES)], descriptors[len(shadows.NAMESPACES) :]
+        if message["do"] == "start":
+            shadow = shadows.start(message["order"], namespaces, own)
+        else:
+            shadow = shadows.revive(self._images[message["image"]].image, message["order"], namespaces, own)
+        self._programs[message["program"]] = _Program(pid=shadow.program, mark=message["order"]["mark"], shadow=shadow)
+        return shadow
+
+    def _tidy(self, shadow: Shadow, message: dict[str, Any]) -> None:
+        """Do what nobody waits for."""
+        try:
+            shadows.go_home(shadow)
+            if message["do"] == "revive":
+                self._move_out(shadow, message)
+        except OSError:
+            shadows.kill(shadow.tracee.pid)  # its program cannot be kept, and that will be told
+
+    def _move_out(self, shadow: Shadow, message: dict[str, Any]) -> None:
+        """Move a program that goes on, and all that it has started by now, to the control groups of its sandbox."""
+        image = self._images.get(message["image"])
+        groups = message["order"]["groups"]
+        if image is None or not groups:
+            return
+        shadows.join(shadow.tracee.pid, groups)
+        inside = _pid_namespace(shadow.program)
+        for _ in range(_ROUNDS):
+            left = [pid for pid in processes.in_group(image.homes[0]) if _pid_namespace(pid) == inside]
+            if not left:
+                return
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    shadows.join(pid, groups)
+        shadows.kill(shadow.program)  # it forks faster than that, which nobody needs
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if message["do"] == "forget":
+            kept = self._images.pop(message["image"], None)
+            if kept is not None:
+                self._left[kept.image.tracee.pid] = kept.homes
+                shadows.kill(kept.image.tracee.pid)
+            return
+        program = self._programs[message["program"]]
+        match message["do"]:
+            case "watch":
+                program.traced = Tracee.seize(program.pid)
+                program.due_s = time.monotonic() + _PATIENCE_S
+            case "withdraw":
+                self._withdraw(program)
+            case "signal":
+                with suppress(ProcessLookupError):
+                    os.killpg(program.pid, message["signal"])
+            case "kill":
+                commands.kill_tree(program.pid, mark=program.mark, among=lambda: _members(message))
+            case _:
+                raise OSError(errno.EINVAL, f"unknown order {message['do']!r}")
+
+    # ------------------------------------------------------------ keeping
+
+    def _keep(self, message: dict[str, Any], told: int) -> None:
+        program = self._programs[message["program"]]
+        if program.traced is None:
+            _tell(told, {"outcome": "withdrawn"})
+            return
+        program.keeping = (told, message)
+        if program.at_trap:
+            self._keep_now(program)
+
+    def _keep_now(self, program: _Program) -> None:
+        if program.traced is None or program.keeping is None:
+            return
+        traced, (told, order) = program.traced, program.keeping
+        program.traced, program.keeping, program.at_trap = None, None, False
+        try:
+            kept = shadows.keep(program.shadow, traced)
+        except OSError as error:
+            shadows.kill(program.pid)  # nobody knows where it stands
+            _tell(told, {"error": f"it was killed: {error.strerror or error}", "errno": error.errno})
+            return
+        match kept:
+            case Image():
+                homes = [f"{os.path.dirname(group)}/{order['home']}" for group in order["groups"]]
+                self._images[order["image"]] = _Kept(image=kept, homes=homes)
+                _tell(told, {"outcome": "kept"})
+                self._take_home(self._images[order["image"]], order)
+            case OSError():
+                _tell(told, {"error": f"it cannot be kept: {kept.strerror or kept}", "errno": kept.errno})
+            case threads:
+                _tell(told, {"outcome": "busy", "threads": threads})
+
+    def _take_home(self, kept: _Kept, order: dict[str, Any]) -> None:
+        """Take an image out of the control groups of the sandbox that it was made in, which may end before it."""
+        try:
+            for home in kept.homes:
+                os.makedirs(home, 0o755, exist_ok=True)
+            for folder, name, value in order["settings"]:
+                with open(f"{folder}/{order['home']}/{name}", "w") as setting:
+                    setting.write(value)
+            shadows.join(kept.image.tracee.pid, kept.homes)
+        except OSError:
+            shadows.kill(kept.image.tracee.pid)  # it would be killed with them; that it is gone will be told
+
+    def _withdraw(self, program: _Program) -> None:
+        traced, program.traced = program.traced, None
+        if traced is None:
+            return
+        try:
+            if not program.at_trap:
+                traced.interrupt()
+            traced.let_go()
+        except OSError:
+            shadows.kill(program.pid)  # nobody knows where it stands
+        program.at_trap = False
+        if program.keeping is not None:
+            _tell(program.keeping[0], {"outcome": "withdrawn"})
+            program.keeping = None
+
+    def _withdraw_overdue(self) -> None:
+        now = time.monotonic()
+        for program in self._programs.values():
+            if program.traced is not None and program.due_s <= now:
+                self._withdraw(program)
+
+    # ------------------------------------------------------------ what has changed
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | _WALL)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):
+                self._note_stopped(pid, status)
+            else:
+                self._note_ended(pid, status)
+
+    def _note_stopped(self, pid: int, status: int) -> None:
+        program = next((each for each in self._programs.values() if each.pid == pid), None)
+        if program is None or program.traced is None:
+            return
+        if status >> 16 == 0 and os.WSTOPSIG(status) == signal.SIGTRAP:
+            program.at_trap = True
+            self._keep_now(program)
+        else:
+            with suppress(ProcessLookupError):
+                program.traced.pass_by(status)
+
+    def _note_ended(self, pid: int, status: int) -> None:
+        for name, program in list(self._programs.items()):
+            if program.pid == pid:
+                del self._programs[name]
+                self._let_go_of(name, program, status)
+            elif program.shadow is not None and program.shadow.tracee.pid == pid:
+                program.shadow = None
+        for name in [name for name, kept in self._images.items() if kept.image.tracee.pid == pid]:
+            del self._images[name]
+        self._remove_homes(pid)
+
+    def _remove_homes(self, pid: int) -> None:
+        """Remove the control groups that images have left."""
+        for home in self._left.pop(pid, []):
+            with suppress(OSError):  # others are still in there
+                os.rmdir(home)
+
+    def _let_go_of(self, name: str, program: _Program, status: int) -> None:
+        if program.shadow is not None:
+            shadows.kill(program.shadow.tracee.pid)
+        if program.keeping is not None:
+            _tell(program.keeping[0], {"outcome": "ended"})
+        for told in program.waiting:
+            _tell(told, processes.exit_facts(status))
+        if not program.waiting:
+            self._ended[name] = processes.exit_facts(status)
+
+
+def _pid_namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""  # it has ended
+
+
+def _members(message: dict[str, Any]) -> Iterable[int]:
+    return processes.members(message["init"], message["groups"])
+
+
+def _tell(told: int, answer: dict[str, Any]) -> None:
+    with suppress(BrokenPipeError):  # nobody wants to know
+        os.write(told, json.dumps(answer).encode() + b"\n")
+    os.close(told)
+
+
+def _serve(sock: socket.socket, spawner: int) -> NoReturn:
+    """As a fork of the spawner: serve until that is gone."""
+    try:
+        syscalls.be_a_helper_of(spawner, [sock.fileno()])
+        Tracer(Wire(sock)).serve()
+    except PeerGone:
+        pass
+    finally:
+        os._exit(0)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Be a handler, so that the wake-up descriptor is written."""

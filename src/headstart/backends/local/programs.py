@@ -1,0 +1,287 @@
+"""Programs in a sandbox whose state can be kept, and go on in its forks; see `guest.shadows`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import finalize
+
+import anyio
+
+from headstart.backends.contract import ByteStreams, Command, ExitStatus, ForkableProcess, ProcessImage
+from headstart.backends.local.cgroups import GroupSetting
+from headstart.backends.spawner.client import SpawnerClient
+from headstart.backends.spawner.gate import Gate
+from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
+from headstart.errors import BackendError, NotCapturable
+
+__all__ = ["Errand", "Programs"]
+
+_ENDS_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Errand(Protocol):
+    """Has a helper do something to a sandbox; see `SpawnerClient.errand`."""
+
+    async def __call__(
+        self, do: str, *, descriptors: Sequence[int] = (), within_s: float | None = ..., **details: Any
+    ) -> Mapping[str, Any]: ...
+
+
+class Image:
+    """Implements `ProcessImage`; it is let go of with the last reference to it."""
+
+    def __init__(self, name: str, drop: Callable[[], None]) -> None:
+        self.name = name
+        finalize(self, drop)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Streams:
+    """Implements `ByteStreams`."""
+
+    program: Program
+    stdin: PipeSendStream
+    stdout: PipeReceiveStream
+    stderr: PipeReceiveStream
+    forced_by: int | None = None
+
+    async def wait(self) -> ExitStatus:
+        return await self.program.wait()
+
+    async def terminate(self) -> None:
+        await self.program.signal(signal.SIGTERM)
+
+    async def interrupt(self) -> None:
+        await self.program.signal(signal.SIGINT)
+
+
+class Program:
+    """Implements `ForkableProcess`; made by `Programs`."""
+
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        pipes: StdioPipes,
+        *,
+        client: SpawnerClient,
+        errand: Errand,
+        home: Mapping[str, Any],
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self._home = home
+        self._streams = _Streams(program=self, stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr)
+        self._client = client
+        self._errand = errand
+        self._images = 0
+        self._ended = anyio.Event()
+        self._status: ExitStatus | None = None
+
+    @property
+    def streams(self) -> ByteStreams:
+        """See `ForkableProcess.streams`."""
+        return self._streams
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    async def see_it_end(self, lost: anyio.Event) -> None:
+        """Return when it has, or its sandbox is `lost`."""
+
+        async def go_with_sandbox() -> None:
+            await lost.wait()
+            waiting.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(go_with_sandbox)
+            with suppress(BackendError):  # nobody can tell any more
+                told = await self._errand("wait", program=self.name, within_s=None)
+                if "outcome" not in told:
+                    self._status = ExitStatus(code=told.get("code"), signal=told.get("signal"))
+            waiting.cancel_scope.cancel()
+        self._ended.set()
+
+    async def wait(self) -> ExitStatus:
+        await self._ended.wait()
+        if self._status is None:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            raise BackendError(f"{self.name} has gone with its sandbox, or what keeps programs was killed")
+        return self._status
+
+    async def signal(self, number: int) -> None:
+        if not self.has_ended:
+            await self._errand("signal", program=self.name, signal=number)
+
+    async def kill(self) -> None:
+        """Kill it and all that it started; return when it has ended, within a second."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_ENDS_S), suppress(BackendError):
+            await self._errand("kill", program=self.name)
+            await self._ended.wait()
+
+    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
+        """See `ForkableProcess.keep`."""
+        self._images += 1
+        name = f"{self.name}.{self._images}"
+        told: list[Mapping[str, Any]] = []
+        failures: list[Exception] = []
+
+        async def keep() -> None:
+            try:
+                told.append(await self._errand("keep", program=self.name, image=name, **self._home))
+            except Exception as error:  # noqa: BLE001 raised below
+                failures.append(error)
+
+        async def ask_and_withdraw() -> None:
+            try:
+                try:
+                    await ask()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await self._errand("withdraw", program=self.name)
+            except Exception as error:  # noqa: BLE001 raised below
+                failures.append(error)
+
+        await self._errand("watch", program=self.name)
+        async with anyio.create_task_group() as both:
+            both.start_soon(keep)
+            both.start_soon(ask_and_withdraw)
+        image = self._understand(told[0], name) if told else None
+        if failures:
+            raise failures[0]
+        return image
+
+    def _understand(self, told: Mapping[str, Any], name: str) -> Image | None:
+        match told:
+            case {"outcome": "kept"}:
+                return Image(name, lambda: self._drop(name))
+            case {"outcome": "withdrawn"}:
+                return None
+            case {"outcome": "busy", "threads": threads}:
+                held = [f"thread {thread}" for thread in threads]
+                raise NotCapturable(
+                    f"it has other threads ({', '.join(threads)}), which no fork has",
+                    hint="end them, or ask for the files only",
+                    held=held,
+                )
+            case _:
+                raise BackendError("it ended, or what keeps programs was killed")
+
+    def _drop(self, image: str) -> None:
+        async def drop() -> None:
+            try:
+                await self._client.errand(None, "", "forget", image=image)
+            except BackendError as error:
+                _log.debug("the image %s is left until the service ends: %s", image, error)
+
+        if not self._client.is_gone:
+            self._client.start_soon(drop)
+
+
+class Programs:
+    """Those of one sandbox.
+
+    Args:
+        sandbox: Its name, which begins theirs.
+        lost: Set when it is gone.
+        take_number: Returns a number that no other command of it has.
+        settings: Of the control groups that what is kept of them is in.
+    """
+
+    def __init__(  # noqa: PLR0913 (what it stands on)
+        self,
+        sandbox: str,
+        *,
+        client: SpawnerClient,
+        errand: Errand,
+        gate: Gate,
+        lost: anyio.Event,
+        take_number: Callable[[], int],
+        settings: Sequence[GroupSetting],
+    ) -> None:
+        self._sandbox = sandbox
+        self._client = client
+        self._errand = errand
+        self._gate = gate
+        self._lost = lost
+        self._take_number = take_number
+        self._home = {"home": f"kept-{sandbox}", "settings": settings}
+        self._running: set[Program] = set()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of those that run."""
+        return [program.pid for program in self._running]
+
+    def pids_of(self, programs: Iterable[ForkableProcess]) -> list[int]:
+        """Return the pids of those among these that run here."""
+        return [program.pid for program in self._running if program in programs]
+
+    @asynccontextmanager
+    async def start(self, command: Command, descriptors: Sequence[int]) -> AsyncGenerator[ForkableProcess]:
+        """See `RunningSandbox.start_forkable`; the command is complete."""
+        order = {"argv": list(command.argv), "env": dict(command.env), "cwd": command.cwd}
+        try:
+            async with self._begun("start", order, descriptors) as program:
+                yield program
+        except _NotBegunError as error:
+            raise BackendError(f"cannot run {command.argv[0]!r}: {error}") from error
+
+    @asynccontextmanager
+    async def revive(self, image: ProcessImage, descriptors: Sequence[int]) -> AsyncGenerator[ForkableProcess]:
+        """See `RunningSandbox.revive`."""
+        try:
+            async with self._begun("revive", {}, descriptors, image=image.name) as program:
+                yield program
+        except _NotBegunError as error:
+            raise BackendError(f"{image.name} cannot go on in {self._sandbox}: {error}") from error
+
+    @asynccontextmanager
+    async def _begun(
+        self, do: str, order: dict[str, Any], descriptors: Sequence[int], **details: Any
+    ) -> AsyncGenerator[Program]:
+        pipes = StdioPipes.open()
+        number = self._take_number()
+        name = f"{self._sandbox}.{number}"
+        try:
+            try:
+                async with self._gate.passing():
+                    told = await self._errand(
+                        do,
+                        program=name,
+                        order={**order, "mark": number},
+                        descriptors=[*pipes.theirs, *descriptors],
+                        **details,
+                    )
+            except BackendError as error:
+                raise _NotBegunError(str(error)) from error
+            finally:
+                pipes.hand_over()
+            if "pid" not in told:  # an outcome
+                raise _NotBegunError("what keeps programs has let go of it, or was killed")
+            program = Program(name, told["pid"], pipes, client=self._client, errand=self._errand, home=self._home)
+            self._running.add(program)
+            self._client.start_soon(lambda: self._look_after(program))
+            try:
+                yield program
+            finally:
+                if not program.has_ended:
+                    await program.kill()
+        finally:
+            pipes.close()
+
+    async def _look_after(self, program: Program) -> None:
+        await program.see_it_end(self._lost)
+        self._running.discard(program)
+
+
+class _NotBegunError(Exception):
+    """It was not started; why, is to be told with what it is."""
