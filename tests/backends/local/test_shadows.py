@@ -179,7 +179,7 @@ async def test_who_kills_a_shadow_has_a_program_that_goes_on_and_is_not_kept(tmp
             with suppress(ProcessLookupError):  # who has helped at its birth ends
                 os.kill(pid, signal.SIGKILL)
         await until(lambda: not traced())
-        with pytest.raises(BackendError, match="what would have kept it was killed"):
+        with pytest.raises(BackendError, match="it cannot be kept"):
             await keep(process)
         assert await ask(process, "tell") == 2
 

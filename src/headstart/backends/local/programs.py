@@ -273,7 +273,7 @@ class Programs:
             try:
                 yield program
             finally:
-                if not program.has_ended:
+                if not program.has_ended and not self._lost.is_set():
                     await program.kill()
         finally:
             pipes.close()

@@ -4,7 +4,7 @@ Whoever traces must be the one that waits, and may have to for milliseconds: so 
 If it is killed, its shadows and images are killed by the kernel; programs go on, and cannot be kept any more.
 
 An image is in control groups of its own, which hold what it has been copied to until that has been moved to
-those of its sandbox: a process is moved in 8 ms on a quiet machine, which nobody should wait for.
+those of its sandbox (`moving`).
 
 Orders, each answered with one line of JSON through the first descriptor that comes with it:
     `start`, with the descriptors of a sandbox's namespaces and the program's own: `{"pid", "shadow"}`
@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from headstart.backends.local.guest import shadows
+from headstart.backends.local.guest.moving import Mover
 from headstart.backends.local.guest.shadows import Image, Shadow
 from headstart.backends.spawner.guest import commands, processes, syscalls
 from headstart.backends.spawner.guest.tracing import Tracee
@@ -44,7 +45,6 @@ __all__ = ["ORDERS", "Tracer", "TracerProcess"]
 ORDERS = {"start", "revive", "watch", "keep", "withdraw", "signal", "kill", "wait", "forget"}
 
 _PATIENCE_S = 10.0
-_ROUNDS = 50
 _WALL = 0x40000000
 
 
@@ -54,6 +54,7 @@ class TracerProcess:
     def __init__(self) -> None:
         self.pid = 0
         """Its pid; 0 if none was needed yet."""
+        self._mover: Mover | None = None
         self._wire: Wire | None = None
 
     def order(self, message: dict[str, Any], descriptors: Sequence[int]) -> int:
@@ -80,8 +81,10 @@ class TracerProcess:
         self._wire.send_with(message, descriptors)
 
     def owns(self, pid: int) -> bool:
-        """Whether a process is it, or a shadow or image."""
-        return self.pid != 0 and (pid == self.pid or processes.tracer_of(pid) == self.pid)
+        """Whether a process is it, its mover, or a shadow or image."""
+        if self._mover is None:
+            return False
+        return pid in (self.pid, self._mover.pid) or processes.tracer_of(pid) == self.pid
 
     def is_in_one_of(self, groups: Sequence[str]) -> bool:
         """Whether shadows or images are in one of these control groups."""
@@ -90,10 +93,12 @@ class TracerProcess:
     def _fork(self) -> Wire:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         spawner = os.getpid()
+        self._mover = mover = Mover()
         self.pid = syscalls.clone(0)
         if self.pid == 0:
-            _serve(theirs, spawner)
+            _serve(theirs, mover, spawner)
         theirs.close()
+        mover.close()
         return Wire(ours)
 
 
@@ -132,8 +137,9 @@ class _Kept:
 class Tracer:
     """The loop."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, mover: Mover) -> None:
         self._wire = wire
+        self._mover = mover
         self._programs: dict[str, _Program] = {}
         self._images: dict[str, _Kept] = {}
         self._left: dict[int, list[str]] = {}
@@ -212,27 +218,11 @@ class Tracer:
         """Do what nobody waits for."""
         try:
             shadows.go_home(shadow)
-            if message["do"] == "revive":
-                self._move_out(shadow, message)
         except OSError:
             shadows.kill(shadow.tracee.pid)  # its program cannot be kept, and that will be told
-
-    def _move_out(self, shadow: Shadow, message: dict[str, Any]) -> None:
-        """Move a program that goes on, and all that it has started by now, to the control groups of its sandbox."""
-        image = self._images.get(message["image"])
-        groups = message["order"]["groups"]
-        if image is None or not groups:
-            return
-        shadows.join(shadow.tracee.pid, groups)
-        inside = _pid_namespace(shadow.program)
-        for _ in range(_ROUNDS):
-            left = [pid for pid in processes.in_group(image.homes[0]) if _pid_namespace(pid) == inside]
-            if not left:
-                return
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    shadows.join(pid, groups)
-        shadows.kill(shadow.program)  # it forks faster than that, which nobody needs
+        if message["do"] == "revive" and message["order"]["groups"]:
+            homes = self._images[message["image"]].homes
+            self._mover.move_out(shadow.tracee.pid, shadow.program, homes[0], message["order"]["groups"])
 
     def _obey(self, message: dict[str, Any]) -> None:
         if message["do"] == "forget":
@@ -283,23 +273,13 @@ class Tracer:
                 homes = [f"{os.path.dirname(group)}/{order['home']}" for group in order["groups"]]
                 self._images[order["image"]] = _Kept(image=kept, homes=homes)
                 _tell(told, {"outcome": "kept"})
-                self._take_home(self._images[order["image"]], order)
+                if homes:
+                    settings = [(f"{folder}/{order['home']}", name, value) for folder, name, value in order["settings"]]
+                    self._mover.take_home(kept.tracee.pid, homes, settings)
             case OSError():
                 _tell(told, {"error": f"it cannot be kept: {kept.strerror or kept}", "errno": kept.errno})
             case threads:
                 _tell(told, {"outcome": "busy", "threads": threads})
-
-    def _take_home(self, kept: _Kept, order: dict[str, Any]) -> None:
-        """Take an image out of the control groups of the sandbox that it was made in, which may end before it."""
-        try:
-            for home in kept.homes:
-                os.makedirs(home, 0o755, exist_ok=True)
-            for folder, name, value in order["settings"]:
-                with open(f"{folder}/{order['home']}/{name}", "w") as setting:
-                    setting.write(value)
-            shadows.join(kept.image.tracee.pid, kept.homes)
-        except OSError:
-            shadows.kill(kept.image.tracee.pid)  # it would be killed with them; that it is gone will be told
 
     def _withdraw(self, program: _Program) -> None:
         traced, program.traced = program.traced, None
@@ -361,9 +341,9 @@ class Tracer:
 
     def _remove_homes(self, pid: int) -> None:
         """Remove the control groups that images have left."""
-        for home in self._left.pop(pid, []):
-            with suppress(OSError):  # others are still in there
-                os.rmdir(home)
+        homes = self._left.pop(pid, [])
+        if homes:
+            self._mover.remove(homes)
 
     def _let_go_of(self, name: str, program: _Program, status: int) -> None:
         if program.shadow is not None:
@@ -376,15 +356,10 @@ class Tracer:
             self._ended[name] = processes.exit_facts(status)
 
 
-def _pid_namespace(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
-        return ""  # it has ended
-
-
 def _members(message: dict[str, Any]) -> Iterable[int]:
-    return processes.members(message["init"], message["groups"])
+    """Return what is in a sandbox, without shadows and images, which carry the marks of their programs."""
+    listed = processes.members(message["init"], message["groups"])
+    return [pid for pid in listed if processes.tracer_of(pid) != os.getpid()]
 
 
 def _tell(told: int, answer: dict[str, Any]) -> None:
@@ -393,11 +368,11 @@ def _tell(told: int, answer: dict[str, Any]) -> None:
     os.close(told)
 
 
-def _serve(sock: socket.socket, spawner: int) -> NoReturn:
+def _serve(sock: socket.socket, mover: Mover, spawner: int) -> NoReturn:
     """As a fork of the spawner: serve until that is gone."""
     try:
-        syscalls.be_a_helper_of(spawner, [sock.fileno()])
-        Tracer(Wire(sock)).serve()
+        syscalls.be_a_helper_of(spawner, [sock.fileno(), mover.orders])
+        Tracer(Wire(sock), mover).serve()
     except PeerGone:
         pass
     finally:
