@@ -22,12 +22,22 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from headstart.backends.contract import Command, FileStore, Identity, Mount, MountMode, Prepared, Template
+from headstart.backends.contract import (
+    Command,
+    FileStore,
+    Identity,
+    Mount,
+    MountMode,
+    Prepared,
+    RunningSandbox,
+    Template,
+)
 from headstart.backends.local import open_local_backend, stored
+from headstart.backends.local.sandbox import LocalSandbox
 from headstart.backends.spawner.client import SpawnerClient
 from headstart.ids import SandboxId
 
-from .storing_child import ENV, LIMITS, tell
+from .storing_child import ENV, LIMITS, flatten_eagerly, tell
 
 COUNTING = (
     'n=0; while :; do n=$((n+1)); echo $n > ~/n.new; mv ~/n.new ~/counter; echo $n > "$0/n"; mv "$0/n" "$0/counter";'
@@ -70,6 +80,13 @@ class Stages:
             return 0
 
 
+async def merged(box: RunningSandbox) -> None:
+    assert isinstance(box, LocalSandbox)
+    flattening = box.layered.lineage.flattening
+    assert flattening is not None
+    await flattening.wait()
+
+
 async def act(store: FileStore, prepared: Prepared, stages: Stages) -> None:
     tell(begin="start", box="box")
     box = await store.start(prepared, BOX)
@@ -94,6 +111,14 @@ async def act(store: FileStore, prepared: Prepared, stages: Stages) -> None:
         tell(begin="forget", checkpoint=first.id)
         await box.forget(first)
         tell(done="forget", checkpoint=first.id)
+        for _ in range(2):  # what lies between them and the second one is merged
+            tell(begin="checkpoint", box="box")
+            dropped = await box.checkpoint(files_only=True)
+            tell(done="checkpoint", box="box", checkpoint=dropped.id)
+            tell(begin="forget", checkpoint=dropped.id)
+            await box.forget(dropped)
+            tell(done="forget", checkpoint=dropped.id)
+        await merged(box)
         tell(begin="end", box="fork")
         await fork.aclose()
         tell(done="end", box="fork")
@@ -104,6 +129,7 @@ async def act(store: FileStore, prepared: Prepared, stages: Stages) -> None:
 async def main() -> None:
     state, shared, wanted = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     stages = Stages(shared, wanted)
+    flatten_eagerly()
     async with open_local_backend(state) as backend:
         template = Template(name="t", command=Command(argv=("cat",), env=ENV), limits=LIMITS)
         mount = Mount(source=shared, target=shared, mode=MountMode.READ_WRITE)

@@ -26,7 +26,7 @@ from headstart.backends.contract import (
     RunningSandbox,
     Template,
 )
-from headstart.backends.local import open_local_backend
+from headstart.backends.local import flattening, open_local_backend
 from headstart.errors import BackendError
 from headstart.ids import SandboxId
 
@@ -37,6 +37,11 @@ MOST_SANDBOXES, MOST_CHECKPOINTS, KEYS = 4, 5, 4
 
 def tell(**what: object) -> None:
     os.write(1, json.dumps(what).encode() + b"\n")
+
+
+def flatten_eagerly() -> None:
+    """Have every two layers merged that may be."""
+    flattening._MANY = 1  # pyright: ignore[reportPrivateUsage]
 
 
 class Acting:
@@ -128,6 +133,7 @@ class Acting:
 
 
 async def main() -> None:
+    flatten_eagerly()
     async with open_local_backend(Path(sys.argv[1])) as backend:
         prepared = await backend.prepare(Template(name="t", command=Command(argv=("cat",), env=ENV), limits=LIMITS))
         await Acting(await backend.stores.open("store", limits=LIMITS), prepared, int(sys.argv[2])).go_on()

@@ -143,9 +143,7 @@ def layers_there(folder: Path, sandbox: RunningSandbox) -> set[str]:
 
 def layers_needed(sandbox: RunningSandbox) -> set[str]:
     assert isinstance(sandbox, LocalSandbox)
-    lineage = sandbox.layered.lineage
-    stacks = [*lineage.stands.values(), *(kept.layers for kept in lineage.checkpoints.values())]
-    return {layer for stack in stacks for layer in stack}
+    return set(sandbox.layered.lineage.held)
 
 
 def helpers_of(service: int) -> list[int]:

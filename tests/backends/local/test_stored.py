@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,10 +29,24 @@ def begun(path: Path) -> StoredLayers:
     return found(path, Manifest(boot=manifests.this_boot(), image=False), whole=())
 
 
-def found(path: Path, manifest: Manifest | None = None, *, whole: Sequence[str]) -> StoredLayers:
+async def written() -> None:
+    """Stands for a disk that has it all."""
+
+
+async def broken() -> None:
+    raise BackendError("the disk is broken")
+
+
+def found(
+    path: Path,
+    manifest: Manifest | None = None,
+    *,
+    whole: Sequence[str],
+    flush: Callable[[], Awaitable[None]] = written,
+) -> StoredLayers:
     read = manifest or manifests.read(path)
     assert read is not None
-    return StoredLayers(path, read, store="store", whole=whole, drop=lambda _layers: None)
+    return StoredLayers(path, read, store="store", whole=whole, drop=lambda _layers: None, flush=flush)
 
 
 def reboot(path: Path) -> None:
@@ -180,3 +194,52 @@ async def test_whether_all_checkpoints_are_on_the_disk_is_known(path: Path) -> N
     assert layers.is_flushed
     seal(layers, BOX, SECOND)
     assert not layers.is_flushed
+
+
+async def three_layers(path: Path) -> tuple[StoredLayers, tuple[str, str], str]:
+    """Return what has a row of two layers and one on top, all of them on the disk."""
+    layers = await two_states(path)
+    seal(layers, BOX, SECOND)
+    layers.forget(FIRST.id)
+    one, two, top = layers.stands[BOX]
+    await layers.flush()
+    return layers, (one, two), top
+
+
+async def test_what_stands_for_merged_layers_is_on_the_disk_before_they_may_be_deleted(path: Path) -> None:
+    layers, row, top = await three_layers(path)
+    assert await layers.exchange(row, "9") == row
+    reboot(path)
+    after = found(path, whole=("9", top))
+    assert after.stands[BOX] == ("9", top)
+    assert after.checkpoints[SECOND.id].layers == ("9",)
+
+
+async def test_layers_are_not_exchanged_where_the_disk_cannot_have_the_new_one(path: Path) -> None:
+    _, row, top = await three_layers(path)
+    layers = found(path, whole=(*row, top), flush=broken)
+    assert await layers.exchange(row, "9") is None
+    assert layers.stands[BOX] == (*row, top)
+
+
+async def test_layers_whose_exchange_was_not_noted_are_kept_for_whoever_comes_next(path: Path) -> None:
+    layers, row, top = await three_layers(path)
+    lose(path)
+    path.mkdir()  # noqa: ASYNC240
+    with pytest.raises(BackendError, match=str(path)):
+        await layers.exchange(row, "9")
+    assert layers.held >= {*row, "9", top}
+    assert not {*row} & {*layers.leave(BOX), *layers.forget(SECOND.id)}
+
+
+async def test_layers_of_a_store_that_was_closed_meanwhile_are_not_exchanged(path: Path) -> None:
+    layers, row, _ = await three_layers(path)
+    layers.is_closed = True
+    assert await layers.exchange(row, "9") is None
+
+
+async def test_what_was_flushed_stays_so_whoever_flushes_at_the_same_time(path: Path) -> None:
+    layers = await two_states(path)
+    await layers.note_flushed(layers=layers.layers, checkpoints=[FIRST.id])
+    await layers.note_flushed(layers=frozenset(), checkpoints=[])
+    assert layers.is_flushed

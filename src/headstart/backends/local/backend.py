@@ -28,6 +28,7 @@ from headstart.backends.contract import (
 from headstart.backends.forked import ForkedSandbox, Nest, open_nest
 from headstart.backends.local import layout, metadata_block
 from headstart.backends.local.cgroups import Groups
+from headstart.backends.local.flattening import Flattening
 from headstart.backends.local.fork_group import ForkGroup
 from headstart.backends.local.guest import confine
 from headstart.backends.local.guest.places import find_places
@@ -215,6 +216,7 @@ class LocalBackend:
 
     async def _start_cold(self, tree: Tree, identity: Identity, *, background: bool) -> LocalSandbox:
         lineage = LineageLayers()
+        Flattening(lineage, start_soon=self._client.start_soon)
         lineage.begin(identity.sandbox)
         return await self._start_with(LayeredFiles(tree=tree, lineage=lineage), identity, background=background)
 
@@ -228,21 +230,27 @@ class LocalBackend:
         goes_on: bool = False,
     ) -> LocalSandbox:
         """Start a sandbox on the layers that its lineage has noted, of which it `goes_on` with the last one or has it made."""
-        tree = files.tree
+        tree, lineage = files.tree, files.lineage
+        layers = lineage.stands[identity.sandbox]
         order = {
             "hostname": identity.hostname,
             "group_settings": self._groups.settings(tree.template.limits, background=background),
-            "layers": list(files.lineage.stands[identity.sandbox]),
+            "layers": list(layers),
             "goes_on": goes_on,
-            "store": files.lineage.store,
+            "store": lineage.store,
         }
-        started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
+        lineage.mount(identity.sandbox, layers)
+        try:
+            started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
+        except BaseException:
+            lineage.have_dropped(lineage.unmount(identity.sandbox))
+            raise
         sandbox = LocalSandbox(
             identity, started, client=self._client, groups=self._groups, files=files, fork=self._fork_layers
         )
-        if files.lineage.is_closed:
+        if lineage.is_closed:
             await sandbox.stop()
-            raise BackendError(f"the store {files.lineage.store} was closed while {identity.sandbox} was starting")
+            raise BackendError(f"the store {lineage.store} was closed while {identity.sandbox} was starting")
         return sandbox
 
     async def _fork_layers(self, parent: LocalSandbox, layers: tuple[str, ...], identity: Identity) -> LocalSandbox:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headstart.backends.contract import Checkpoint
 from headstart.ids import CheckpointId, SandboxId
@@ -14,7 +15,7 @@ __all__ = ["FIRST_LAYER", "MOST_LAYERS", "KeptCheckpoint", "LineageLayers", "Mem
 
 FIRST_LAYER = "0"
 MOST_LAYERS = 200
-"""Each costs a failed lookup a microsecond, and their names must fit a mount's options."""
+"""That a sandbox can stand on: their names must fit a mount's options."""
 
 
 class Member(Protocol):
@@ -24,9 +25,22 @@ class Member(Protocol):
         """Have layers deleted that nobody uses, in a while."""
         ...
 
+    async def merge(self, row: Sequence[str], **details: Any) -> Mapping[str, Any]:
+        """Have layers merged; see `guest.merging.merge`.
+
+        Raises:
+            BackendError: It was not possible.
+        """
+        ...
+
     @property
     def is_lost(self) -> bool:
         """Whether it has ended by itself."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still."""
         ...
 
     async def stop(self, why: str | None = None) -> None:
@@ -35,6 +49,22 @@ class Member(Protocol):
 
     async def aclose(self) -> None:
         """End it, with its files."""
+        ...
+
+
+class Flattens(Protocol):
+    """Has layers merged that nobody needs one by one; see `flattening`."""
+
+    def consider(self) -> None:
+        """Begin if there is reason to."""
+        ...
+
+    def note_room(self, *, taken: int, of: int) -> None:
+        """Note how many bytes are taken, of how many."""
+        ...
+
+    async def wait(self) -> None:
+        """Return when nothing is being merged."""
         ...
 
 
@@ -48,6 +78,10 @@ class KeptCheckpoint:
 
 class LineageLayers:
     """Names layers and counts their users: sandboxes that stand on them, and checkpoints that are kept, by whomever.
+
+    A row of layers that all have the same users is needed as one only, and may be replaced by one (`rows`, `replace`).
+    Who has been started on the old ones goes on with these until he is sealed or ends, so it is also noted who
+    has which mounted: a layer can be deleted when neither is anybody's.
 
     >>> lineage, first, second = LineageLayers(), SandboxId("first"), SandboxId("second")
     >>> lineage.begin(first)
@@ -73,6 +107,9 @@ class LineageLayers:
         self.begun: set[SandboxId] = set()
         """Those that have been started at least once, so that their topmost layer is there."""
         self.members: dict[SandboxId, Member] = {}
+        self._mounted: dict[SandboxId, list[tuple[str, ...]]] = {}
+        """What each sandbox that lives may have mounted."""
+        self.flattening: Flattens | None = None
 
     async def noted(self) -> None:
         """Return when whoever comes after a crash would find it all as it is now.
@@ -83,8 +120,9 @@ class LineageLayers:
 
     def have_dropped(self, layers: Sequence[str]) -> None:
         """Have one of those who live delete layers; if nobody does, they went with the last one."""
-        if self.members and layers:
-            next(iter(self.members.values())).drop(layers)
+        living = [member for member in self.members.values() if not member.is_lost]
+        if living and layers:
+            living[0].drop(layers)
 
     def new_layer(self) -> str:
         """Return a name that was never used in this lineage."""
@@ -118,7 +156,8 @@ class LineageLayers:
         """Note that a sandbox is no more, and return the layers that nobody uses now."""
         self.nexts.pop(sandbox, None)
         self.begun.discard(sandbox)
-        return self._let_go(self.stands.pop(sandbox, ()))
+        mounted = self._mounted.pop(sandbox, [])
+        return self._let_go(self.stands.pop(sandbox, ()), *mounted)
 
     def keep(self, checkpoint: Checkpoint, layers: tuple[str, ...]) -> None:
         """Note a checkpoint; until it is forgotten, it uses its layers."""
@@ -130,9 +169,116 @@ class LineageLayers:
         kept = self.checkpoints.pop(checkpoint, None)
         return () if kept is None else self._let_go(kept.layers)
 
-    def _let_go(self, layers: tuple[str, ...]) -> tuple[str, ...]:
+    def _let_go(self, layers: tuple[str, ...], *mounted: tuple[str, ...]) -> tuple[str, ...]:
         self._users.subtract(layers)
-        unused = tuple(name for name in layers if self._users[name] <= 0)
-        for name in unused:
-            del self._users[name]
+        self.consider_flattening()
+        return self._unused(layers, *mounted)
+
+    def _unused(self, *stacks: tuple[str, ...]) -> tuple[str, ...]:
+        held = self._held_by_mounts()
+        names = dict.fromkeys(name for stack in stacks for name in stack)
+        unused = tuple(name for name in names if self._users[name] <= 0 and name not in held)
+        for name in names:
+            if self._users[name] <= 0:
+                del self._users[name]
         return unused
+
+    # ------------------------------------------------------------ what is mounted
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Those that must not be deleted."""
+        return self.layers | self._held_by_mounts()
+
+    def _held_by_mounts(self) -> frozenset[str]:
+        return frozenset(name for stacks in self._mounted.values() for stack in stacks for name in stack)
+
+    def mount(self, sandbox: SandboxId, layers: tuple[str, ...]) -> None:
+        """Note that a sandbox may have these layers mounted from now on, too."""
+        self._mounted.setdefault(sandbox, []).append(layers)
+
+    def mounted(self, sandbox: SandboxId, *, was_swapped: bool) -> tuple[str, ...]:
+        """Note what came of the last `mount` of a running sandbox; return the layers that nobody uses now.
+
+        Not the one that would be on top: without a swap, it is not there.
+        """
+        stacks = self._mounted[sandbox]
+        self._mounted[sandbox] = stacks[-1:] if was_swapped else stacks[:-1]
+        unused = self._unused(*stacks)
+        return unused if was_swapped else tuple(name for name in unused if name != stacks[-1][-1])
+
+    def unmount(self, sandbox: SandboxId) -> tuple[str, ...]:
+        """Note that a sandbox does not run any more; return the layers that nobody uses now."""
+        return self._unused(*self._mounted.pop(sandbox, []))
+
+    # ------------------------------------------------------------ what can be merged
+
+    def consider_flattening(self) -> None:
+        """Have layers merged in the background, if there are many that nobody needs one by one."""
+        if self.flattening is not None:
+            self.flattening.consider()
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """Those that somebody stands on or keeps."""
+        return frozenset(itertools.chain.from_iterable(self._stacks()))
+
+    async def exchange(self, row: tuple[str, ...], by: str) -> tuple[str, ...] | None:
+        """Do what `replace` does, so that whoever comes after a crash finds the one or the other; return what it does.
+
+        Raises:
+            BackendError: It cannot be noted; neither may be deleted.
+        """
+        return self.replace(row, by)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """List the rows of two layers or more of which nobody needs one without the others, the lowest layer first.
+
+        The layer that a sandbox writes into is in none.
+        """
+        tops = {layers[-1] for layers in self.stands.values() if layers}
+        rows = dict[tuple[str, ...], None]()
+        for stack in self._stacks():
+            row: list[str] = []
+            for name in (*stack, None):
+                if name is None or name in tops or (row and self._users[name] != self._users[row[-1]]):
+                    rows |= {tuple(row): None} if len(row) > 1 else {}
+                    row = []
+                row += [] if name is None or name in tops else [name]
+        return list(rows)
+
+    def below(self, layer: str) -> tuple[str, ...]:
+        """Return what a layer lies on, the lowest first."""
+        stack = next(stack for stack in self._stacks() if layer in stack)
+        return stack[: stack.index(layer)]
+
+    def replace(self, row: tuple[str, ...], by: str) -> tuple[str, ...] | None:
+        """Have one layer stand for a row of them wherever that is; return the layers that nobody uses now.
+
+        None if the row is not there any more, or somebody needs a part of it; then nothing has changed.
+        """
+        if not any(_has(whole, row) for whole in self.rows()):
+            return None
+        for sandbox, layers in self.stands.items():
+            self.stands[sandbox] = _replaced(layers, row, by)
+        for checkpoint, kept in self.checkpoints.items():
+            layers = _replaced(kept.layers, row, by)
+            self.checkpoints[checkpoint] = KeptCheckpoint(checkpoint=kept.checkpoint, layers=layers)
+        self._users[by] = self._users[row[0]]
+        for name in row:
+            self._users[name] = 0
+        return self._unused(row)
+
+    def _stacks(self) -> list[tuple[str, ...]]:
+        return [*self.stands.values(), *(kept.layers for kept in self.checkpoints.values())]
+
+
+def _has(whole: tuple[str, ...], row: tuple[str, ...]) -> bool:
+    return row[0] in whole and whole[(at := whole.index(row[0])) : at + len(row)] == row
+
+
+def _replaced(layers: tuple[str, ...], row: tuple[str, ...], by: str) -> tuple[str, ...]:
+    if row[0] not in layers:
+        return layers
+    at = layers.index(row[0])
+    return (*layers[:at], by, *layers[at + len(row) :])

@@ -171,23 +171,47 @@ class LocalSandbox(SpawnedSandbox):
 
     async def _checkpoint(self, *, files_only: bool, beside: Sequence[ForkableProcess]) -> Checkpoint:
         lineage = self._layered.lineage
-        layers = lineage.stands[self.id]
-        if len(layers) >= MOST_LAYERS:
-            raise NotCapturable(f"{self.id} stands on {MOST_LAYERS} layers already", hint="go on in a new sandbox")
+        await self._see_to_room_for_a_layer()
         await lineage.noted()  # which layer might come on top, for whoever comes after a crash
         new, copy = lineage.nexts[self.id], lineage.new_layer()
+        layers = (*lineage.stands[self.id], new)
+        lineage.mount(self.id, layers)
         try:
-            told = await self._seal([*layers, new], copy, despite_processes=files_only, beside=beside)
+            told = await self._seal(layers, copy, despite_processes=files_only, beside=beside)
         except BackendError:
-            lineage.stand(self.id, layers, lineage.new_layer())  # something of the other may be there
+            lineage.stand(self.id, lineage.stands[self.id], lineage.new_layer())  # something of the other may be there
             raise
-        checkpoint = self._kept(told, layers, new, copy)
-        await lineage.noted()
+        unused = lineage.mounted(self.id, was_swapped=told["outcome"] == "sealed")
+        try:
+            checkpoint = self._kept(told, new, copy)
+            await lineage.noted()
+        finally:
+            lineage.have_dropped(unused)
+        self._flatten(told)
         return checkpoint
 
-    def _kept(self, told: Mapping[str, Any], layers: tuple[str, ...], new: str, copy: str) -> Checkpoint:
+    async def _see_to_room_for_a_layer(self) -> None:
+        lineage = self._layered.lineage
+        if len(lineage.stands[self.id]) >= MOST_LAYERS and lineage.flattening is not None:
+            lineage.consider_flattening()
+            await lineage.flattening.wait()
+        if len(lineage.stands[self.id]) >= MOST_LAYERS:
+            raise NotCapturable(
+                f"{self.id} stands on {MOST_LAYERS} layers already, which checkpoints or other sandboxes need",
+                hint="drop checkpoints that are not needed, or go on in a new sandbox",
+            )
+
+    def _flatten(self, told: Mapping[str, Any]) -> None:
+        flattening = self._layered.lineage.flattening
+        if flattening is not None:
+            if "room" in told:
+                flattening.note_room(**told["room"])
+            flattening.consider()
+
+    def _kept(self, told: Mapping[str, Any], new: str, copy: str) -> Checkpoint:
         """Note what came of sealing."""
         lineage = self._layered.lineage
+        layers = lineage.stands[self.id]
         lineage.stand(self.id, layers, lineage.new_layer())
         match told:
             case {"outcome": "sealed"}:
@@ -242,6 +266,14 @@ class LocalSandbox(SpawnedSandbox):
         if layers and not self._channel.lost.is_set():
             self._channel.start_soon(drop)
 
+    async def merge(self, row: Sequence[str], **details: Any) -> Mapping[str, Any]:
+        """Have layers merged; see `guest.merging.merge`.
+
+        Raises:
+            BackendError: It was not possible.
+        """
+        return await self._errand("merge", layers=row, **details)
+
     async def _errand(
         self, do: str, *, descriptors: Sequence[int] = (), within_s: float | None = ERRAND_S, **details: Any
     ) -> Mapping[str, Any]:
@@ -270,6 +302,7 @@ class LocalSandbox(SpawnedSandbox):
         files = self._layered
         del files.lineage.members[self.id]  # who closes deletes nothing any more
         await self._client.close(self.id, self._channel)
+        files.lineage.have_dropped(files.lineage.unmount(self.id))
         if not self._keeps_files:
             await take_back(files.lineage, self.id)
         await files.tree.let_go()

@@ -154,12 +154,7 @@ class LocalStore:
     async def flush(self) -> None:
         """See `FileStore.flush`."""
         self._check()
-        await self._flush()
-
-    async def _flush(self) -> None:
-        layers, checkpoints = self._layers.layers, list(self._layers.checkpoints)
-        await self._client.store_errand(self.name, "flush")
-        await self._layers.note_flushed(layers=layers, checkpoints=checkpoints)
+        await self._layers.flush()
 
     @property
     def bound(self) -> Size | None:
@@ -197,13 +192,15 @@ class LocalStore:
                 async with anyio.create_task_group() as ending:
                     for member in list(self._layers.members.values()):
                         ending.start_soon(member.stop)
+                if self._layers.flattening is not None:
+                    await self._layers.flattening.wait()
                 if flush:
                     await self._flush_if_possible()
                 await self._place.close()
 
     async def _flush_if_possible(self) -> None:
         try:
-            await self._flush()
+            await self._layers.flush()
         except BackendError as error:
             _log.warning("the store %s is closed without being flushed: %s", self.name, error)
 

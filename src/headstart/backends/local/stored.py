@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 import anyio
@@ -19,6 +19,9 @@ from headstart.ids import CheckpointId, SandboxId
 
 __all__ = ["StoredLayers"]
 
+_NOTING = SandboxId("")
+"""Stands for the manifest among those who have layers mounted."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +33,7 @@ class StoredLayers(LineageLayers):
         found: What it says.
         whole: The layers that are there.
         drop: Has layers deleted, in a while.
+        flush: Returns when all that was written before is on the disk.
 
     Raises:
         BackendError: Something is missing that no crash can have taken.
@@ -43,10 +47,12 @@ class StoredLayers(LineageLayers):
         store: str,
         whole: Collection[str],
         drop: Callable[[Sequence[str]], None],
+        flush: Callable[[], Awaitable[object]],
     ) -> None:
         super().__init__(first_number=found.number, store=store)
         self._path = path
         self._drop = drop
+        self._flush = flush
         self._boot = manifests.this_boot()
         self._image = found.image
         self._places = found.places
@@ -88,28 +94,44 @@ class StoredLayers(LineageLayers):
         """See `LineageLayers.noted`. Completes under cancellation."""
         await self._note(durably=False)
 
+    async def flush(self) -> None:
+        """Have all that was written so far on the disk, and note, there, that it is.
+
+        Raises:
+            BackendError: It cannot be written.
+        """
+        layers, checkpoints = self.layers, list(self.checkpoints)
+        await self._flush()
+        await self.note_flushed(layers=layers, checkpoints=checkpoints)
+
     async def note_flushed(self, *, layers: frozenset[str], checkpoints: Collection[CheckpointId]) -> None:
         """Note, on the disk, that these are there.
 
         Raises:
             BackendError: It cannot be written.
         """
-        self._flushed_layers = layers
-        self._flushed = set(checkpoints)
+        self._flushed_layers = (self._flushed_layers | layers) & self.layers
+        self._flushed = (self._flushed | set(checkpoints)) & self.checkpoints.keys()
         await self._note(durably=True)
+
+    async def exchange(self, row: tuple[str, ...], by: str) -> tuple[str, ...] | None:
+        """See `LineageLayers.exchange`: what is deleted next may have been on the disk, and so must what stands for it."""
+        layers, checkpoints = self.layers, list(self.checkpoints)
+        try:
+            await self._flush()
+        except BackendError as error:
+            _log.debug("%s: layers are not merged: %s", self._path.parent, error)
+            return None
+        if self.is_closed or self.replace(row, by) is None:
+            return None
+        self.mount(_NOTING, row)  # nobody deletes it, whatever comes, before that is noted
+        await self.note_flushed(layers=layers | {by}, checkpoints=checkpoints)
+        return self.unmount(_NOTING)
 
     @property
     def is_flushed(self) -> bool:
         """Whether all checkpoints are known to be on the disk."""
         return self.checkpoints.keys() <= self._flushed
-
-    @property
-    def layers(self) -> frozenset[str]:
-        """Those that somebody stands on or keeps."""
-        return frozenset(itertools.chain.from_iterable(self._stacks()))
-
-    def _stacks(self) -> list[tuple[str, ...]]:
-        return [*self.stands.values(), *(kept.layers for kept in self.checkpoints.values())]
 
     async def _note(self, *, durably: bool) -> None:
         with anyio.CancelScope(shield=True):

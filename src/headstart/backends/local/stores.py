@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from headstart.backends.contract import Limits
 from headstart.backends.local import manifest as manifests
+from headstart.backends.local.flattening import Flattening
 from headstart.backends.local.manifest import Manifest
 from headstart.backends.local.store import LocalStore, Start, StorePlace
 from headstart.backends.local.stored import StoredLayers
@@ -141,7 +142,9 @@ class LocalStores:
                 unsure=sorted(found.unsure),
             )
             drop = partial(self._drop, name)
-            layers = StoredLayers(folder / _MANIFEST, found, store=name, whole=told["layers"], drop=drop)
+            flush = partial(self._client.store_errand, name, "flush")
+            layers = StoredLayers(folder / _MANIFEST, found, store=name, whole=told["layers"], drop=drop, flush=flush)
+            Flattening(layers, start_soon=self._client.start_soon, most_bytes=limits.scratch_bytes)
             await layers.noted()
             layers.have_dropped(sorted(set(told["layers"]) - layers.layers))
         except BaseException:

@@ -23,10 +23,14 @@ from typing import Any
 from headstart.backends.local.guest import private
 from headstart.backends.local.guest.copying import copy_folder, copy_tree, delete_tree, remove_empty_way
 from headstart.backends.local.guest.holders import holders, name_of
+from headstart.backends.local.guest.merging import merge
 from headstart.backends.spawner.guest import processes, syscalls
 from headstart.backends.spawner.guest.freezing import frozen, thaw
 
-__all__ = ["Errand"]
+__all__ = ["LOW_PRIORITY", "Errand"]
+
+LOW_PRIORITY = 10
+"""What merging layers adds to its niceness: whoever has something to do is to go on with it."""
 
 _COPY = syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE
 _CARRIED = ("/proc", "/dev/pts")
@@ -69,13 +73,20 @@ class Errand:
             and, if that could write to what is sealed, copy it to the layer `copy` instead.
         `mend`: after a helper has died over `seal`: let everything go on, and tell whether the layer was `sealed`.
         `drop`: delete `layers`, which nobody uses any more.
+        `merge`: see `merging.merge`; with low priority.
         `save`: copy private `folders` (path → name), without the mounts in them, to the folder `to` of the host.
 
         Raises:
             OSError: It failed, and the sandbox is what it was.
         """
         self._apart, self._beside = message.get("apart", []), message.get("beside", [])
-        act = {"seal": self._seal, "mend": self._mend, "drop": self._drop, "save": self._save}[message["do"]]
+        act = {
+            "seal": self._seal,
+            "mend": self._mend,
+            "drop": self._drop,
+            "merge": self._merge,
+            "save": self._save,
+        }[message["do"]]
         return act(message)
 
     def tidy_up(self) -> None:
@@ -95,7 +106,7 @@ class Errand:
         plan = message["plan"]
         if not self._is_busy():
             try:
-                return {"outcome": self._seal_unless_empty(plan), "processes": []}
+                return {"outcome": self._seal_unless_empty(plan), "processes": [], "room": self._room()}
             except OSError as error:
                 if error.errno != errno.EBUSY:  # else somebody whom we have not seen writes
                     raise
@@ -103,7 +114,8 @@ class Errand:
         if not message["despite_processes"]:
             return {"outcome": "busy", "processes": names}
         with frozen(self._init, self._groups, self._apart):
-            return {**self._seal_despite_processes(message), "processes": names}
+            told = self._seal_despite_processes(message)
+        return {**told, "processes": names, "room": self._room()}
 
     def _seal_despite_processes(self, message: dict[str, Any]) -> dict[str, Any]:
         plan = message["plan"]
@@ -124,6 +136,11 @@ class Errand:
                 return "unchanged"
             self._swap(plan)
         return "sealed"
+
+    def _room(self) -> dict[str, int]:
+        with self._inside():
+            room = os.statvfs(private.SCRATCH)
+        return {"taken": (room.f_blocks - room.f_bfree) * room.f_frsize, "of": room.f_blocks * room.f_frsize}
 
     def _copy(self, message: dict[str, Any], held: list[str]) -> dict[str, Any]:
         for group in self._groups:
@@ -161,6 +178,26 @@ class Errand:
         with self._inside():
             self._delete(*message["layers"])
         return {}
+
+    def _merge(self, message: dict[str, Any]) -> dict[str, Any]:
+        os.nice(LOW_PRIORITY)
+        with self._inside():
+            scratch = syscalls.open_tree(private.SCRATCH, syscalls.OPEN_TREE_CLONE)
+        return merge(
+            f"/proc/self/fd/{scratch}",
+            message,
+            self._floors(message["plan"]),
+            of_root=self._owner is not None,
+            is_wanted=lambda: processes.is_alive(self._init),
+        )
+
+    def _floors(self, plan: dict[str, Any]) -> dict[str, str]:
+        """Return what is below all layers, by the part of a layer that lies on it, without what is mounted in it."""
+        paths = {f"o{n}": f"{private.PLAIN}/{n}" if plan["plain"] else path for n, path in enumerate(plan["overlays"])}
+        paths.update({"w": private.BASE} if plan["based"] else {})
+        with self._inside(self._template):
+            floors = {part: syscalls.open_tree(path, syscalls.OPEN_TREE_CLONE) for part, path in paths.items()}
+        return {part: f"/proc/self/fd/{floor}" for part, floor in floors.items()}
 
     def _save(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._is_busy():
@@ -249,11 +286,11 @@ class Errand:
             syscalls.mount_setattr(mount, 0, without=syscalls.MOUNT_ATTR_RDONLY, recursive=False)
 
     @contextmanager
-    def _inside(self) -> Generator[None, None, None]:
-        """See the sandbox's file tree for a while, with the rights of the spawner."""
+    def _inside(self, mounts: int | None = None) -> Generator[None, None, None]:
+        """See the sandbox's file tree, or another one, for a while, with the rights of the spawner."""
         home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            syscalls.setns(self._mounts, syscalls.CLONE_NEWNS)
+            syscalls.setns(self._mounts if mounts is None else mounts, syscalls.CLONE_NEWNS)
             yield
         finally:
             syscalls.setns(home, syscalls.CLONE_NEWNS)

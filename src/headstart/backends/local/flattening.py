@@ -1,0 +1,124 @@
+"""Flattening: layers that nobody needs one by one are merged into one, while everything goes on.
+
+A sandbox that makes checkpoints and drops them would stand on more and more layers, and on all that
+was ever written in them. So a row of layers of which no other sandbox and no checkpoint needs a part is merged by a helper, in
+the background, into a new one beside them. Then the new one is noted in the row's place, wherever that was; who
+is mounted on the old ones goes on with these until its next checkpoint, which builds its tree anew, or until it ends.
+With the last of them they are deleted.
+
+In a store, a merged layer is on the disk before it is noted: what it stands for is deleted soon, and may have been flushed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import anyio
+
+from headstart.backends.local.lineage import LineageLayers, Member
+from headstart.errors import BackendError
+
+__all__ = ["Flattening"]
+
+_log = logging.getLogger(__name__)
+
+_MANY = 8
+"""So many layers are merged that have not been looked at before, or else it would cost more than they do."""
+
+_LONG = 64
+"""Where so many layers lie on each other, two are enough."""
+
+_GROWN_BYTES, _GROWN_PART = 32 << 20, 8
+"""So much more that is taken (or such a part of what there is) is a reason to merge less of them: it may be overwritten."""
+
+_StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+
+
+class Flattening:
+    """Flattens one lineage's layers, when it is told that something has changed.
+
+    Args:
+        start_soon: Starts a task; see `SpawnerClient.start_soon`.
+        most_bytes: What its files may take, if that is less than there is where they are.
+    """
+
+    def __init__(self, lineage: LineageLayers, *, start_soon: _StartSoon, most_bytes: int | None = None) -> None:
+        self._lineage = lineage
+        self._most_bytes = most_bytes
+        self._start_soon = start_soon
+        self._looked_at: set[str] = set()
+        self._weights: dict[str, Sequence[int]] = {}
+        self._taken_bytes = self._least_bytes = 0
+        self._enough_bytes = _GROWN_BYTES
+        self._done = anyio.Event()
+        self._done.set()
+        lineage.flattening = self
+
+    def note_room(self, *, taken: int, of: int) -> None:
+        """Note how many bytes are taken, of how many."""
+        self._taken_bytes = taken
+        self._least_bytes = min(self._least_bytes, taken)
+        most = of if self._most_bytes is None else min(of, self._most_bytes)
+        self._enough_bytes = min(_GROWN_BYTES, most // _GROWN_PART)
+
+    def consider(self) -> None:
+        """Begin to flatten if there is reason to, and somebody lives who can; else do nothing."""
+        if self._done.is_set() and self._due() and self._somebody():
+            self._done = anyio.Event()
+            self._start_soon(self._flatten)
+
+    async def wait(self) -> None:
+        """Return when nothing is being merged."""
+        await self._done.wait()
+
+    def _due(self) -> tuple[str, ...] | None:
+        """Return the row in which there is most that has not been looked at, if that is enough."""
+        rows = [(sum(name not in self._looked_at for name in row), row) for row in self._lineage.rows()]
+        new, row = max(rows, default=(0, ()))
+        longest = max(map(len, self._lineage.stands.values()), default=0)
+        has_grown = self._taken_bytes - self._least_bytes >= self._enough_bytes
+        enough = 1 if has_grown or longest >= _LONG else _MANY
+        return row if new >= enough else None
+
+    def _somebody(self) -> Member | None:
+        members = self._lineage.members.values()
+        return next((member for member in members if not member.is_lost and not member.paused), None)
+
+    async def _flatten(self) -> None:
+        try:
+            while not self._lineage.is_closed and (row := self._due()) and (member := self._somebody()):
+                self._least_bytes = self._taken_bytes
+                await self._flatten_row(member, row)
+        except BackendError as error:
+            _log.debug("layers are not merged: %s", error)
+        finally:
+            self._done.set()
+
+    async def _flatten_row(self, member: Member, row: tuple[str, ...]) -> None:
+        lineage, into = self._lineage, self._lineage.new_layer()
+        self._looked_at |= {*row}
+        try:
+            merged = await self._merge(member, row, into)
+        except BackendError:
+            lineage.have_dropped([into])
+            raise
+        unused = await lineage.exchange(merged, into) if merged else None
+        if unused is None:
+            lineage.have_dropped([into])  # there may be a part of it
+        else:
+            self._looked_at.add(into)
+            lineage.have_dropped(unused)
+
+    async def _merge(self, member: Member, row: tuple[str, ...], into: str) -> tuple[str, ...]:
+        """Have a helper merge what pays of a row; return what that was."""
+        there = self._lineage.layers
+        self._looked_at &= there
+        self._weights = {name: weight for name, weight in self._weights.items() if name in there}
+        known = {name: self._weights[name] for name in row if name in self._weights}
+        told = await member.merge(row, below=self._lineage.below(row[0]), into=into, weights=known)
+        if "merged" not in told:
+            raise BackendError("the helper that merged layers was killed")
+        self._weights |= told["weights"]
+        return tuple(told["merged"])
