@@ -16,13 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headstart.backends.contract import Checkpoint, Command, Identity, Limits, Mount, MountMode, RunningSandbox
+from headstart.backends.contract import Capture, Checkpoint, Command, Identity, Limits, Mount, MountMode, RunningSandbox
 from headstart.backends.local import flattening
 from headstart.backends.local.guest import layers, merging, private
 from headstart.backends.local.lineage import LineageLayers
 from headstart.backends.local.sandbox import LocalSandbox
 from headstart.backends.spawner.guest import processes
-from headstart.ids import SandboxId
+from headstart.errors import BackendError
+from headstart.ids import CheckpointId, SandboxId
 
 from .driving import ENV, backend_in, output, template
 
@@ -32,6 +33,7 @@ ACTS = (Path(__file__).parent / "flattening_acts.py").read_text()
 ROOTS = ("/home/sandbox", "/tmp/t", "/home/sandbox/project")
 LIMITS = Limits(scratch_bytes=200_000_000)
 PLACES = ["memory", "store"]
+BOX = SandboxId("box")
 Act = tuple[str, ...]
 Tree = dict[str, tuple[list[Any], int]]
 
@@ -241,6 +243,21 @@ async def test_what_was_overwritten_and_deleted_comes_back(place: str, tmp_path:
         assert await output(sandbox, "stat -c %s big; cat n") == "10000000\n49"
 
 
+@pytest.mark.parametrize("place", PLACES)
+async def test_where_files_are_few_merging_leaves_room_for_what_runs(place: str, tmp_path: Path) -> None:
+    async with starting(tmp_path, place, limits=Limits(scratch_bytes=16_000_000)) as start:
+        sandbox = await start("one")
+        await output(sandbox, "for n in $(seq 600); do echo $n > f$n; done")
+        for number in range(40):
+            await output(sandbox, f"for n in $(seq 30); do echo {number} > f$n; done")
+            await sandbox.forget(await sandbox.checkpoint())
+            await quiet(sandbox)
+        await output(sandbox, "echo > f1")
+        await sandbox.checkpoint()
+        assert len(chain(sandbox)) < 20
+        assert await output(sandbox, "ls | wc -l; cat f2 f600") == "600\n39\n600"
+
+
 class Held:
     """Merges that have been done and wait before that is told."""
 
@@ -408,6 +425,95 @@ async def test_nothing_is_left_of_merging_and_who_ends_meanwhile_waits_for_nobod
         await prepared.aclose()
         left = await backend.leftovers()
         assert (left.processes, left.cgroups, left.directories) == (0, 0, 0)
+
+
+class Merger:
+    """A sandbox of which nothing is asked but to merge, and to delete."""
+
+    is_lost = paused = False
+
+    def __init__(self, lineage: LineageLayers, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.merged = list[Sequence[str]]()
+        self.deleted = list[str]()
+        lineage.members[BOX] = self
+
+    async def merge(self, row: Sequence[str], **_: Any) -> Mapping[str, Any]:
+        self.merged.append(row)
+        if self.fails:
+            raise BackendError("no room")
+        return {"merged": list(row), "weights": {}}
+
+    def drop(self, layers: Sequence[str]) -> None:
+        self.deleted += layers
+
+    async def stop(self, why: str | None = None) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+def stacked(count: int) -> LineageLayers:
+    """Return a lineage whose sandbox stands on a row of so many layers, and one that it writes into."""
+    lineage = LineageLayers()
+    lineage.begin(BOX, tuple(lineage.new_layer() for _ in range(count)))
+    return lineage
+
+
+async def flattened(lineage: LineageLayers, *, taken: int = 0, files: int = 0) -> None:
+    """Let a lineage be flattened as far as it wants to be."""
+    work = list[Callable[[], Awaitable[None]]]()
+    if lineage.flattening is None:
+        flattening.Flattening(lineage, start_soon=work.append)
+    assert lineage.flattening is not None
+    lineage.flattening.note_room({"bytes": [taken, 80_000_000], "files": [files, 800]})
+    lineage.flattening.consider()
+    for each in work:
+        await each()
+
+
+async def test_few_layers_are_left_alone_and_many_are_merged() -> None:
+    lineage = stacked(7)
+    merger = Merger(lineage)
+    await flattened(lineage)
+    assert merger.merged == []
+    lineage = stacked(8)
+    merger = Merger(lineage)
+    row = lineage.stands[BOX][:-1]
+    await flattened(lineage)
+    assert merger.merged == [row]
+    assert merger.deleted == list(row)
+    assert len(lineage.stands[BOX]) == 2
+
+
+async def test_two_layers_are_merged_when_much_has_been_written() -> None:
+    for taken, files, count in ((4_999_999, 49, 3), (5_000_000, 0, 2), (0, 50, 2)):
+        lineage = stacked(2)
+        Merger(lineage)
+        await flattened(lineage, taken=taken, files=files)
+        assert len(lineage.stands[BOX]) == count
+
+
+async def test_two_layers_are_merged_where_many_lie_on_each_other() -> None:
+    lineage = stacked(70)
+    for number in range(0, 70, 2):
+        below = lineage.stands[BOX][: number + 2]
+        lineage.keep(Checkpoint(id=CheckpointId(str(number)), capture=Capture.SEALED), below)
+    Merger(lineage)
+    await flattened(lineage)
+    assert len(lineage.stands[BOX]) < 70
+
+
+async def test_what_cannot_be_merged_is_not_tried_again_before_more_has_come() -> None:
+    lineage = stacked(8)
+    merger = Merger(lineage, fails=True)
+    before = lineage.stands[BOX]
+    await flattened(lineage)
+    assert lineage.flattening is not None
+    lineage.flattening.consider()
+    await lineage.flattening.wait()
+    assert lineage.stands[BOX] == before
+    assert len(merger.merged) == 1
+    assert len(merger.deleted) == 1  # what there may be of the new one
 
 
 def test_the_examples_are_true() -> None:

@@ -12,7 +12,7 @@ In a store, a merged layer is on the disk before it is noted: what it stands for
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -30,10 +30,10 @@ _MANY = 8
 _LONG = 64
 """Where so many layers lie on each other, two are enough."""
 
-_GROWN_BYTES, _GROWN_PART = 32 << 20, 8
-"""So much more that is taken (or such a part of what there is) is a reason to merge less of them: it may be overwritten."""
+_GROWN_BYTES, _GROWN_PART = 32 << 20, 16
+"""If so much more is taken, or such a part of the bytes or files that there are, two are enough: some may be overwritten."""
 
-_StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+_StartSoon = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class Flattening:
@@ -50,18 +50,23 @@ class Flattening:
         self._start_soon = start_soon
         self._looked_at: set[str] = set()
         self._weights: dict[str, Sequence[int]] = {}
-        self._taken_bytes = self._least_bytes = 0
-        self._enough_bytes = _GROWN_BYTES
+        self._taken: dict[str, int] = {}
+        self._least: dict[str, int] = {}
+        self._enough: dict[str, int] = {}
         self._done = anyio.Event()
         self._done.set()
         lineage.flattening = self
 
-    def note_room(self, *, taken: int, of: int) -> None:
-        """Note how many bytes are taken, of how many."""
-        self._taken_bytes = taken
-        self._least_bytes = min(self._least_bytes, taken)
-        most = of if self._most_bytes is None else min(of, self._most_bytes)
-        self._enough_bytes = min(_GROWN_BYTES, most // _GROWN_PART)
+    def note_room(self, room: Mapping[str, Sequence[int]]) -> None:
+        """Note how many `bytes` and `files` are taken, and of how many, by whomever."""
+        self._taken = {what: taken for what, (taken, _) in room.items()}
+        self._least = {what: min(taken, self._least.get(what, 0)) for what, taken in self._taken.items()}
+        self._enough = {what: of // _GROWN_PART for what, (_, of) in room.items()}
+        bounds = [_GROWN_BYTES, *([] if self._most_bytes is None else [self._most_bytes // _GROWN_PART])]
+        self._enough["bytes"] = min(*bounds, self._enough["bytes"])
+
+    def _has_grown(self) -> bool:
+        return any(taken - self._least[what] >= self._enough[what] > 0 for what, taken in self._taken.items())
 
     def consider(self) -> None:
         """Begin to flatten if there is reason to, and somebody lives who can; else do nothing."""
@@ -78,8 +83,7 @@ class Flattening:
         rows = [(sum(name not in self._looked_at for name in row), row) for row in self._lineage.rows()]
         new, row = max(rows, default=(0, ()))
         longest = max(map(len, self._lineage.stands.values()), default=0)
-        has_grown = self._taken_bytes - self._least_bytes >= self._enough_bytes
-        enough = 1 if has_grown or longest >= _LONG else _MANY
+        enough = 1 if self._has_grown() or longest >= _LONG else _MANY
         return row if new >= enough else None
 
     def _somebody(self) -> Member | None:
@@ -89,7 +93,7 @@ class Flattening:
     async def _flatten(self) -> None:
         try:
             while not self._lineage.is_closed and (row := self._due()) and (member := self._somebody()):
-                self._least_bytes = self._taken_bytes
+                self._least = self._taken
                 await self._flatten_row(member, row)
         except BackendError as error:
             _log.debug("layers are not merged: %s", error)

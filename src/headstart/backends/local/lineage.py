@@ -59,8 +59,8 @@ class Flattens(Protocol):
         """Begin if there is reason to."""
         ...
 
-    def note_room(self, *, taken: int, of: int) -> None:
-        """Note how many bytes are taken, of how many."""
+    def note_room(self, room: Mapping[str, Sequence[int]]) -> None:
+        """Note how many `bytes` and `files` are taken, and of how many, by whomever."""
         ...
 
     async def wait(self) -> None:

@@ -205,7 +205,7 @@ class LocalSandbox(SpawnedSandbox):
         flattening = self._layered.lineage.flattening
         if flattening is not None:
             if "room" in told:
-                flattening.note_room(**told["room"])
+                flattening.note_room(told["room"])
             flattening.consider()
 
     def _kept(self, told: Mapping[str, Any], new: str, copy: str) -> Checkpoint:

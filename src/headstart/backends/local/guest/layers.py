@@ -137,10 +137,14 @@ class Errand:
             self._swap(plan)
         return "sealed"
 
-    def _room(self) -> dict[str, int]:
+    def _room(self) -> dict[str, list[int]]:
         with self._inside():
             room = os.statvfs(private.SCRATCH)
-        return {"taken": (room.f_blocks - room.f_bfree) * room.f_frsize, "of": room.f_blocks * room.f_frsize}
+        size = room.f_frsize
+        return {
+            "bytes": [(room.f_blocks - room.f_bfree) * size, room.f_blocks * size],
+            "files": [room.f_files - room.f_ffree, room.f_files],
+        }
 
     def _copy(self, message: dict[str, Any], held: list[str]) -> dict[str, Any]:
         for group in self._groups:
