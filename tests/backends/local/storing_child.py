@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 
 from headstart.backends.contract import (
     Checkpoint,
@@ -62,6 +63,7 @@ class Acting:
                 await act()
             except BackendError as error:
                 tell(failed=str(error))
+                await anyio.lowlevel.checkpoint()  # the spawner may be gone, and whoever uses it be cancelled
 
     async def start(self, name: str) -> None:
         tell(begin="start", box=name)

@@ -252,6 +252,7 @@ async def test_where_files_are_few_merging_leaves_room_for_what_runs(place: str,
             await output(sandbox, f"for n in $(seq 30); do echo {number} > f$n; done")
             await sandbox.forget(await sandbox.checkpoint())
             await quiet(sandbox)
+            await only_what_is_held_is_there(tmp_path, sandbox)
         await output(sandbox, "echo > f1")
         await sandbox.checkpoint()
         assert len(chain(sandbox)) < 20
@@ -469,6 +470,15 @@ async def flattened(lineage: LineageLayers, *, taken: int = 0, files: int = 0) -
     lineage.flattening.consider()
     for each in work:
         await each()
+
+
+async def test_who_waits_for_what_never_begins_because_its_spawner_is_gone_waits_for_nothing() -> None:
+    lineage = stacked(8)
+    Merger(lineage)
+    flattening.Flattening(lineage, start_soon=lambda _work: None).consider()
+    assert lineage.flattening is not None
+    with anyio.fail_after(5):
+        await lineage.flattening.wait()
 
 
 async def test_few_layers_are_left_alone_and_many_are_merged() -> None:

@@ -56,6 +56,8 @@ class Known:
     boxes: dict[str, Contents] = field(default_factory=dict[str, Contents])
     kept: dict[str, Contents] = field(default_factory=dict[str, Contents])
     begun: dict[str, Any] | None = None
+    failed: dict[str, Any] | None = None
+    """The first that has failed since anything was done: it may have had its effect before its spawner went."""
     done: Counter[str] = field(default_factory=Counter[str])
 
     def take(self, line: str) -> None:
@@ -65,7 +67,9 @@ class Known:
         elif "done" in told:
             self.done[told["done"]] += 1
             self.apply({"begin": told["done"], **told})
-            self.begun = None
+            self.begun = self.failed = None
+        elif "failed" in told:
+            self.failed = self.failed or self.begun
 
     def apply(self, told: dict[str, Any]) -> None:
         match told:
@@ -87,21 +91,26 @@ class Known:
     def expect(self, boxes: dict[str, Contents], kept: dict[str, Contents]) -> None:
         """Require that what was done is there, and no more than what may have been; know from now on what it is."""
         begun = self.begun or {}
-        unsure = {begun.get("box"), begun.get("checkpoint")}
+        unsure = {told.get(what) for told in (begun, self.failed or {}) for what in ("box", "checkpoint")}
         if begun.get("begin") == "checkpoint":
             new = [name for name in kept if name not in self.kept and name.startswith(f"{begun['box']}.")]
             unsure |= set(new[:1])
         assert boxes.keys() - unsure == self.boxes.keys() - unsure, self
         assert kept.keys() - unsure == self.kept.keys() - unsure, self
-        may_be = Known({name: dict(had) for name, had in self.boxes.items()}, {**self.kept})
-        with suppress(KeyError):
-            may_be.apply(begun)
+        may_be = [self.after(told) for told in ({}, begun, self.failed or {})]
         for name, contents in boxes.items():
-            assert contents in (self.boxes.get(name), may_be.boxes.get(name)), (name, contents, self)
+            assert contents in [known.boxes.get(name) for known in may_be], (name, contents, self)
         for name, contents in kept.items():
             had = self.kept.get(name, self.boxes.get(begun.get("box", "")))
             assert contents == had, (name, contents, self)
-        self.boxes, self.kept, self.begun = boxes, kept, None
+        self.boxes, self.kept, self.begun, self.failed = boxes, kept, None, None
+
+    def after(self, told: dict[str, Any]) -> Known:
+        """Return what is known if something has been done, too."""
+        known = Known({name: dict(had) for name, had in self.boxes.items()}, {**self.kept})
+        with suppress(KeyError):
+            known.apply(told)
+        return known
 
 
 async def shown(sandbox: RunningSandbox) -> Contents:

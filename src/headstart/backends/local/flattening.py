@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from headstart.backends.local.lineage import LineageLayers, Member
 from headstart.errors import BackendError
@@ -50,9 +51,11 @@ class Flattening:
         self._start_soon = start_soon
         self._looked_at: set[str] = set()
         self._weights: dict[str, Sequence[int]] = {}
+        self._are_files_scarce = False
         self._taken: dict[str, int] = {}
         self._least: dict[str, int] = {}
         self._enough: dict[str, int] = {}
+        self._is_begun = False
         self._done = anyio.Event()
         self._done.set()
         lineage.flattening = self
@@ -61,21 +64,27 @@ class Flattening:
         """Note how many `bytes` and `files` are taken, and of how many, by whomever."""
         self._taken = {what: taken for what, (taken, _) in room.items()}
         self._least = {what: min(taken, self._least.get(what, 0)) for what, taken in self._taken.items()}
+        files, most_files = room["files"]
+        self._are_files_scarce = files * 2 > most_files > 0  # merging takes some for a while
         self._enough = {what: of // _GROWN_PART for what, (_, of) in room.items()}
         bounds = [_GROWN_BYTES, *([] if self._most_bytes is None else [self._most_bytes // _GROWN_PART])]
         self._enough["bytes"] = min(*bounds, self._enough["bytes"])
 
     def _has_grown(self) -> bool:
-        return any(taken - self._least[what] >= self._enough[what] > 0 for what, taken in self._taken.items())
+        grown = (taken - self._least[what] >= self._enough[what] > 0 for what, taken in self._taken.items())
+        return self._are_files_scarce or any(grown)
 
     def consider(self) -> None:
         """Begin to flatten if there is reason to, and somebody lives who can; else do nothing."""
-        if self._done.is_set() and self._due() and self._somebody():
-            self._done = anyio.Event()
+        if not self._is_begun and self._due() and self._somebody():
+            self._is_begun = True
             self._start_soon(self._flatten)
 
     async def wait(self) -> None:
         """Return when nothing is being merged."""
+        await (
+            anyio.lowlevel.checkpoint()
+        )  # what was begun takes its first step, unless its spawner is gone: then it never does
         await self._done.wait()
 
     def _due(self) -> tuple[str, ...] | None:
@@ -91,6 +100,7 @@ class Flattening:
         return next((member for member in members if not member.is_lost and not member.paused), None)
 
     async def _flatten(self) -> None:
+        self._done = anyio.Event()
         try:
             while not self._lineage.is_closed and (row := self._due()) and (member := self._somebody()):
                 self._least = self._taken
@@ -98,6 +108,7 @@ class Flattening:
         except BackendError as error:
             _log.debug("layers are not merged: %s", error)
         finally:
+            self._is_begun = False
             self._done.set()
 
     async def _flatten_row(self, member: Member, row: tuple[str, ...]) -> None:
