@@ -6,6 +6,7 @@ Through the library, as a user has it. What is not measured is null.
 from __future__ import annotations
 
 import resource
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -13,6 +14,8 @@ from typing import Any, Final
 import anyio
 
 from headstart import Sandbox, Sandboxes
+from headstart.bench.bases import by_base
+from headstart.bench.docker import beside_docker
 from headstart.bench.isolation import best_backend_name
 from headstart.bench.result import BenchResult, percentile
 from headstart.bench.scratch import scratch_dir
@@ -25,7 +28,6 @@ _QUIET_S = 1.0
 _BURST = 50
 _TRUE = ("true",)
 _STATES: Final = ("checkpoint", "rollback", "fork")
-_NOT_MEASURED: Final = dict.fromkeys(("docker_run_ms", "fork100_shared_share"))
 
 
 async def run(*, quick: bool) -> BenchResult:
@@ -43,6 +45,7 @@ async def run(*, quick: bool) -> BenchResult:
             for _ in range(count):
                 await anyio.sleep(pause_s)
                 samples.append({"series": series, "ms": await _create(boxes)})
+        samples += await beside_docker(partial(_create, boxes), count=10 if quick else 50, tell=notes.append)
         samples += await _burst(boxes)
         async with boxes.create() as box:
             for _ in range(200 if quick else 2_000):
@@ -54,6 +57,8 @@ async def run(*, quick: bool) -> BenchResult:
         if name == "local":  # no other has layers
             samples += await checkpoints(boxes, count=15 if quick else 100)
         standing = None if quick else await paused(boxes)
+    if name == "local" and not quick:
+        samples += await by_base(scratch_dir(), count=50, tell=notes.append)
     if standing is not None:
         samples.append(standing)
         notes.append(
@@ -62,13 +67,15 @@ async def run(*, quick: bool) -> BenchResult:
     summary = {
         "create_to_first_command_ms": _percentiles(samples, "create"),
         "create_spaced_ms": _percentiles(samples, "spaced"),
+        **_docker_summary(samples),
         "burst50_ms": _burst_summary(samples),
         "run_true_ms": _percentiles(samples, "true"),
         "stream_mb_per_s": round(stream["mb_per_s"]),
         "stream_memory_grown_mb": round(stream["memory_grown_mb"], 1),
         **{f"{series}_ms": _percentiles(samples, series) if name == "local" else None for series in _STATES},
+        "by_base_mb": _base_summary(samples),
         "paused500_mb": standing and round(standing["mb"]),
-        **_NOT_MEASURED,
+        "fork100_shared_share": None,
         "backend": name,
     }
     return BenchResult(summary=summary, samples=samples, notes=tuple(notes))
@@ -126,6 +133,24 @@ async def _stream(box: Sandbox, *, megabytes: int) -> dict[str, Any]:
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _docker_summary(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tell what `docker run` takes, and how many times what a sandbox takes that is, as they took turns."""
+    if not any(sample["series"] == "docker" for sample in samples):
+        return {"docker_run_ms": None, "docker_run_vs_create": None}
+    docker, create = (_percentiles(samples, series) for series in ("docker", "create_beside_docker"))
+    return {"docker_run_ms": docker, "docker_run_vs_create": round(docker["p50"] / create["p50"], 1)}
+
+
+def _base_summary(samples: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Tell what keeping states takes for each size of what the sandboxes began with; None where no size was tried."""
+    sizes = dict.fromkeys(sample["base_mb"] for sample in samples if "base_mb" in sample)
+    told = {str(size): [sample for sample in samples if sample.get("base_mb") == size] for size in sizes}
+    return {
+        size: {f"{series}_ms": _percentiles(of_size, f"{series}_on_base") for series in _STATES}
+        for size, of_size in told.items()
+    } or None
 
 
 def _percentiles(samples: list[dict[str, Any]], series: str) -> dict[str, float]:

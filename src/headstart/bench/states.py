@@ -18,7 +18,7 @@ import anyio.to_thread
 from headstart import Sandbox, SandboxCheckpoint, Sandboxes
 from headstart.backends.spawner.accounting import tree_usage
 
-__all__ = ["PAUSED", "checkpoints", "paused"]
+__all__ = ["PAUSED", "available_bytes", "checkpoints", "keep_once", "paused"]
 
 PAUSED: Final = 500
 _DIRTY_FILES: Final = 10
@@ -32,11 +32,12 @@ async def checkpoints(boxes: Sandboxes, *, count: int) -> list[dict[str, Any]]:
     async with boxes.create() as box:
         base = await box.checkpoint()
         for number in range(count):
-            samples += await _once(box, base, number)
+            samples += await keep_once(box, base, number)
     return samples
 
 
-async def _once(box: Sandbox, base: SandboxCheckpoint, number: int) -> list[dict[str, Any]]:
+async def keep_once(box: Sandbox, base: SandboxCheckpoint, number: int) -> list[dict[str, Any]]:
+    """Keep a state, go back and fork, once each, and leave the sandbox as it was at `base`; return the samples."""
     samples: list[dict[str, Any]] = []
 
     def note(series: str, began: float, **more: Any) -> None:
@@ -94,9 +95,10 @@ async def _settled() -> tuple[int, int]:
     """Return the memory that is available, and the PSS of this process and all below it."""
     await anyio.sleep(_SETTLE_S)  # what was freed is counted late
     held = await anyio.to_thread.run_sync(tree_usage, os.getpid())
-    return _available_bytes(), held.memory_bytes
+    return available_bytes(), held.memory_bytes
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
+    """Return how much memory the machine has left, as it says itself."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
