@@ -325,6 +325,28 @@ async def test_the_services_own_state_shows_in_no_mount(mappable_path: Path) -> 
             assert (await sandbox.run(shell(f"touch {folder}/made"))).status.code != 0, folder
 
 
+async def test_the_services_own_state_shows_in_no_mount_that_leads_to_it(mappable_path: Path) -> None:
+    state = mappable_path / "real" / "state"
+    state.mkdir(parents=True)
+    (mappable_path / "link").symlink_to("real")
+    for source in (mappable_path / "link", mappable_path / "real"):
+        mount = Mount(source=source, target=Path("/seen"), mode=MountMode.READ_WRITE)
+        async with sandbox_in(mappable_path / "link" / "state", template(mount)) as sandbox:
+            (state / "token").write_text("x")
+            assert await output(sandbox, "ls -A /seen /seen/state | tr -d '\\n'") == "/seen:state/seen/state:"
+
+
+@pytest.mark.parametrize("mode", list(MountMode))
+async def test_what_is_in_the_services_own_state_cannot_be_mounted(mappable_path: Path, mode: MountMode) -> None:
+    state = mappable_path / "state"
+    (state / "stores").mkdir(parents=True)
+    (mappable_path / "link").symlink_to(state)
+    async with backend_in(state) as backend:
+        for source in (state, state / "stores", mappable_path / "link", mappable_path / "link" / "stores"):
+            with pytest.raises(BackendError, match="Headstart's own state"):
+                await backend.prepare(template(Mount(source=source, target=Path("/seen"), mode=mode)))
+
+
 async def test_on_the_hosts_network_abstract_sockets_of_the_host_are_out_of_reach(tmp_path: Path) -> None:
     if not syscalls.can_scope():
         pytest.skip("Landlock of this kernel has no scopes (Linux 6.12)")

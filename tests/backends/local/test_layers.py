@@ -170,7 +170,7 @@ async def test_a_project_in_an_overlay_is_part_of_the_state(tmp_path: Path) -> N
     for each in (tmp_path, project):
         each.chmod(0o755)
     mount = Mount(source=project, target=Path("/home/sandbox/project"), mode=MountMode.OVERLAY)
-    async with sandbox_in(tmp_path, template(mount)) as sandbox:
+    async with sandbox_in(tmp_path / "state", template(mount)) as sandbox:
         await output(sandbox, "set -e; cd project; echo 'print(2)' > main.py; rm old.py; echo > new.py")
         kept = await sandbox.checkpoint()
         await output(sandbox, "cd project; rm -rf *; echo > other")
@@ -243,7 +243,7 @@ async def test_no_link_leads_a_mount_to_another_place(moved: str, tmp_path: Path
     for each in (tmp_path, folder):
         each.chmod(0o755)
     way = "/home/sandbox/way"
-    async with sandbox_in(tmp_path, template(Mount(source=folder, target=Path(way, "shown")))) as sandbox:
+    async with sandbox_in(tmp_path / "state", template(Mount(source=folder, target=Path(way, "shown")))) as sandbox:
         await output(sandbox, MOVED[moved].format(way=way))
         with pytest.raises(BackendError, match="put it back"):
             await sandbox.checkpoint()
@@ -313,7 +313,7 @@ async def test_the_top_of_an_overlay_keeps_what_it_has(tmp_path: Path) -> None:
         each.chmod(0o755)
     os.utime(project, (1_000_000_000, 1_000_000_000))
     mount = Mount(source=project, target=Path("/home/sandbox/project"), mode=MountMode.OVERLAY)
-    async with sandbox_in(tmp_path, template(mount)) as sandbox:
+    async with sandbox_in(tmp_path / "state", template(mount)) as sandbox:
         await sandbox.checkpoint()
         assert await output(sandbox, "stat -c %Y project") == "1000000000"
         await output(sandbox, "chmod 701 project")

@@ -57,11 +57,12 @@ def tree_plan(template: Template, *, secret: Path, extra: tuple[Mount, ...] = ()
     """Return the plan for the guest's `tree.build_and_enter`; the folder `secret` shows nowhere.
 
     Raises:
-        BackendError: A declared mount's source is missing, or its target cannot be one; or the root or the base is.
+        BackendError: A declared mount's source is missing or the service's state, or its target cannot be one; or the
+            root or the base is missing.
     """
     mounts = list[dict[str, Any]]()
     for mount in sorted((*template.mounts, *extra), key=lambda mount: len(mount.target.parts)):
-        _check(template, mount)
+        _check(template, mount, secret)
         mounts.append(_bind(mount.source, mount.target, mount.mode, owned=True))
     return {
         **(_of_the_host(template, mounts) if template.root is None else _of_a_root(template, template.root, mounts)),
@@ -138,7 +139,8 @@ def overlay_targets(template: Template) -> list[str]:
 
 def hidden_targets(template: Template, secret: Path) -> list[str]:
     """Return where a declared mount, or the root, would show the folder `secret`, the service's own state."""
-    shown = [(mount.source, mount.target) for mount in template.mounts]
+    secret = secret.resolve()
+    shown = [(mount.source.resolve(), mount.target) for mount in template.mounts]
     if template.root is not None:
         shown.append((template.root.resolve(), Path("/")))
     return [str(target / secret.relative_to(source)) for source, target in shown if secret.is_relative_to(source)]
@@ -184,10 +186,15 @@ def _bind(source: Path, target: Path, mode: MountMode, *, owned: bool) -> dict[s
     return {"source": str(source), "target": str(target), "mode": mode.value, "owned": owned}
 
 
-def _check(template: Template, mount: Mount) -> None:
+def _check(template: Template, mount: Mount, secret: Path) -> None:
     if not mount.source.exists():
         raise BackendError(
             f"{template.name}: {mount.source} is to be mounted, but does not exist", hint="correct or remove the mount"
+        )
+    if mount.source.resolve().is_relative_to(secret.resolve()):
+        raise BackendError(
+            f"{template.name}: {mount.source} is to be mounted, but is Headstart's own state",
+            hint="mount another folder, or keep the state elsewhere (--state-dir)",
         )
     if not mount.target.is_absolute() or ".." in mount.target.parts or mount.target == Path("/"):
         raise BackendError(f"{template.name}: nothing can be mounted at {str(mount.target)!r}", hint="give a full path")

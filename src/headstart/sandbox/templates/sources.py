@@ -39,7 +39,7 @@ async def open_root(
         path = Path(await path.resolve())
     except (RuntimeError, OSError) as error:
         raise ConfigError(f"cannot be found: {error}", where=source, hint="give a full path") from error
-    if path.is_relative_to(store.state):
+    if path.is_relative_to(store.state.resolve()):
         raise ConfigError("is Headstart's own state, and no root", where=source, hint="give another folder")
     if path == Path("/"):
         raise ConfigError("is the host itself, with all that is in it", where=source, hint=f"say --from {HOST}")
