@@ -48,6 +48,19 @@ async def test_a_full_folder_is_told_with_the_path_and_keeps_the_old_content(tmp
             await sandbox.files.write("box/x", NEW[:4_000_000])  # what failed takes no room
 
 
+async def test_a_folder_that_was_filled_with_long_names_is_refused_and_others_are_listed(tmp_path: Path) -> None:
+    async with sandbox_in(tmp_path) as sandbox:
+        fill = (
+            "name=$(printf '%0230d' 0); for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do mkdir $name; cd $name; done;"
+            " i=0; while [ $i -lt 3000 ]; do : > $name$i; i=$((i + 1)); done; pwd"
+        )
+        deep = (await output(sandbox, fill)).strip()
+        with pytest.raises(OSError, match="more in it than can be listed") as told:
+            await sandbox.files.list(deep)
+        assert (told.value.errno, told.value.filename) == (errno.EFBIG, deep)
+        assert [info.name for info in await sandbox.files.list(".")] == ["0" * 230]
+
+
 async def test_a_folder_that_may_not_be_written_is_told_with_the_path(tmp_path: Path) -> None:
     async with sandbox_in(tmp_path) as sandbox:
         with anyio.fail_after(30):

@@ -73,7 +73,7 @@ class Files(Protocol):
         ...
 
     async def list(self, path: str = ".") -> Sequence[FileInfo]:
-        """Return what is in a folder, by name."""
+        """Return what is in a folder, by name; a backend may refuse (EFBIG) what has megabytes of names in it."""
         ...
 
     async def stat(self, path: str) -> FileInfo:

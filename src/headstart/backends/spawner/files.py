@@ -42,6 +42,9 @@ _CHUNK_BYTES = 1 << 20
 _LONGEST_PATH = 4096
 _LARGEST_ERRNO = 4095
 """The kernel's own bounds (`PATH_MAX`, `MAX_ERRNO`)."""
+_LONGEST_LISTING_BYTES = 8 << 20
+_ENTRY_BYTES = 64
+"""A folder is somebody else's work: it may have any number of names, and each is told with its whole path."""
 _ANSWER_TIMEOUT_S = 10.0
 _LAST_ACT_S = 3.0
 _PERMISSIONS = 0o777
@@ -342,10 +345,14 @@ def _regular(descriptor: int) -> os.stat_result:
 
 def _list(descriptor: int, folder: PurePosixPath, go_on: _GoOn) -> list[FileInfo]:
     found: list[FileInfo] = []
+    length = 0
     with os.scandir(descriptor) as entries:
         for entry in entries:
             if not go_on():
                 raise _Stopped
+            length += len(str(folder)) + len(entry.name) + _ENTRY_BYTES
+            if length > _LONGEST_LISTING_BYTES:
+                raise OSError(errno.EFBIG, "it has more in it than can be listed at once: use a command (ls, find)")
             try:
                 found.append(_info(folder / entry.name, entry.stat(follow_symlinks=False)))
             except FileNotFoundError:
