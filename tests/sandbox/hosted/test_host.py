@@ -155,6 +155,15 @@ async def test_one_whose_init_is_killed_says_why_and_a_sandbox_is_brought_back_w
         await host.look(branch.id)
 
 
+async def test_one_that_cannot_be_started_says_why_and_nothing_of_it_is_left(host: SandboxHost, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("what root's sandboxes cannot be started with is known: devices whose folder is mounted")
+    with pytest.raises(BackendError, match=r"could not be built: .*/dev/"):
+        await host.create(SandboxOptions(mounts={"/dev": "ro"}))
+    assert list((tmp_path / "hosted").iterdir()) == []
+    assert [path for path in (tmp_path / "backend").rglob("box_*") if path.is_dir()] == []
+
+
 async def test_a_kill_twice_at_once_ends_it_once_and_both_hear_of_it(host: SandboxHost) -> None:
     box = await host.create(PLAIN)
     async with host.happenings.watching() as events:

@@ -157,6 +157,7 @@ class SandboxKeeping:
             ready = await self._sandboxes.prepare(record.options)
             running = await self._backend.start(ready.prepared, identity_of(name))
             return KeptSandbox(self, self._sandboxes.have(running, ready, name=LineageId(name)), record, None)
+        store: FileStore | None = None
         try:
             ready = await self._sandboxes.prepare(record.options, owner=name)
             store = await self._make_place(record, ready)
@@ -164,7 +165,7 @@ class SandboxKeeping:
             remembered = self._begun(name, store)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self.remove(name)
+                await self.remove(name, store)
             raise
         box = self._sandboxes.have(running, ready, name=LineageId(name), remembered=remembered)
         return KeptSandbox(self, box, record, store)
