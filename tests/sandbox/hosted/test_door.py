@@ -285,7 +285,23 @@ async def test_a_message_that_comes_as_no_file_is_none(
     assert (await box.run("true")).ok
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", range(3))
+async def test_a_command_is_given_no_folder_of_the_host(
+    place: int, state: Path, box: HostedSandbox, tmp_path: Path
+) -> None:
+    before = open_descriptors()
+    with stranger(state) as met, nothing() as null, wrong_kind("folder", tmp_path) as folder:
+        descriptors = [null] * 3
+        descriptors[place] = folder
+        met.say(1, "Start", descriptors, sandbox=box.id, argv=["touch", "here"])
+        answer = await met.hears()
+        assert answer is not None
+        assert answer["message"] == "a command in a sandbox cannot be given a folder of the host"
+    await wait_for_descriptors(before)
+    assert not await box.files.list()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "folder"])
 async def test_a_command_on_descriptors_of_any_kind_ends_and_leaves_none(
     kind: str, state: Path, box: HostedSandbox, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ class Visit:
                 if len(received.descriptors) != _STDIO:
                     came = len(received.descriptors)
                     raise HeadstartError(f"a command needs three descriptors, and {came} came", hint=_FEWER_FILES)
+                _refuse_folders(received.descriptors)
                 with self._host.using(sandbox) as box:
                     started = box.start_on(argv, received.descriptors, alone=alone, cwd=cwd, env=env)
                     return await self._follow(received, started, lambda _: ())
@@ -250,6 +252,14 @@ class Visit:
                 case m.RemoveFile():
                     await box.files.remove(asked.path)
         return _Answer()
+
+
+def _refuse_folders(descriptors: Sequence[int]) -> None:
+    """A folder leads to all that is below it, and by `..` to all that is above: that is the host's."""
+    for descriptor in descriptors:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            hint = "mount it when the sandbox is created"
+            raise HeadstartError("a command in a sandbox cannot be given a folder of the host", hint=hint)
 
 
 @contextmanager
