@@ -102,3 +102,43 @@ def test_what_is_no_file_is_not_copied_in_silence(service: Service, tmp_path: Pa
         assert done.told[:2] == (2, "")
         assert done.err.startswith(f"error: /home/sandbox/{path}: is no file and no folder but a {kind}\nhint: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_link_that_a_sandbox_puts_into_its_mount_leads_what_is_copied_elsewhere(
+    service: Service, tmp_path: Path
+) -> None:
+    """What is mounted writable is the sandbox's, but its links mean something else here than in there."""
+    mounted, outside = tmp_path / "mounted", tmp_path / "outside"
+    for folder in (mounted, outside):
+        folder.mkdir()
+    (outside / "key").write_text("secret")
+    name = service.create("--mount", f"{mounted}:rw")
+    made = f"mkdir -p out/below; echo stolen > out/key; echo stolen > out/below/key; cd {mounted}; ln -s {outside} out"
+    assert service.do("run", "--in", name, made).status == 0
+    done = service.do("cp", "-r", f"{name}:out", str(mounted))
+    assert done.told == (1, "", [f"error: {mounted}/out: Not a directory"])
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"key": "secret"}
+    assert service.do("run", "--in", name, f"cd {mounted}; ln -s {outside}/key key").status == 0
+    done = service.do("cp", "-r", str(mounted), f"{name}:back")
+    assert (done.status, len(done.err.splitlines())) == (0, 2), "both are passed over"
+    assert service.do("ls", f"{name}:back").json["files"] == []
+
+
+def test_what_has_no_name_is_not_laid_over_the_folder_that_it_would_be_copied_to(
+    service: Service, tmp_path: Path
+) -> None:
+    name = service.create()
+    (tmp_path / "into").mkdir()
+    done = service.do("cp", "-r", f"{name}:/etc/..", str(tmp_path / "into"))
+    assert done.told == (2, "", ["error: /etc/..: has no name to be copied to", "hint: name it by where it is"])
+    assert [path.name for path in tmp_path.iterdir()] == ["into"]
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+def test_folders_without_end_are_refused(service: Service, tmp_path: Path) -> None:
+    name = service.create()
+    deep = "for i in $(seq 900); do mkdir d; cd d; done"
+    assert service.do("run", "--in", name, deep).status == 0
+    done = service.do("cp", "-r", f"{name}:d", str(tmp_path))
+    assert (done.status, done.err.splitlines()[1:]) == (2, ["hint: copy it with tar"])
+    assert "is more than 200 folders deep" in done.err

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import stat
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from headstart.cli.plain import plain
+from headstart.cli.sandbox.host_folder import HostFolder
 from headstart.cli.sandbox.options import JsonOption, as_json, with_service
 from headstart.cli.settings import StateOption
 from headstart.cli.terminal import print_json, say, show, shown, table
@@ -29,6 +28,7 @@ __all__ = ["cp", "ls"]
 _T = TypeVar("_T")
 
 _PERMISSIONS = 0o777
+_DEEPEST = 200
 _KINDS = {"folder": stat.S_IFDIR, "link": stat.S_IFLNK, "file": stat.S_IFREG}
 
 
@@ -107,19 +107,28 @@ class _Copying:
         """Copy from here; into a folder that is there, under its own name."""
         if target.endswith("/") or target == "." or await self._is_folder(target):
             target = str(PurePosixPath(target, source.resolve().name))
-        await self._take_in(source, target, followed=True)
-
-    async def _take_in(self, source: Path, target: str, *, followed: bool = False) -> None:
-        facts = source.stat() if followed else source.lstat()
+        facts = source.stat()
         if stat.S_ISREG(facts.st_mode):
             await self._box.files.write(target, source.read_bytes(), mode=stat.S_IMODE(facts.st_mode))
         elif stat.S_ISDIR(facts.st_mode):
             self._may_copy_folders(str(source))
-            await self._box.files.make_folder(target)
-            for each in sorted(source.iterdir()):
-                await self._take_in(each, f"{target}/{each.name}")
+            with HostFolder.opened(source) as folder:
+                await self._take_in(folder, target, deep=0)
         else:
-            say(f"passed over: {shown(str(source))} is neither a file nor a folder")
+            _pass_over(source)
+
+    async def _take_in(self, folder: HostFolder, target: str, *, deep: int) -> None:
+        _check_depth(folder.path, deep)
+        await self._box.files.make_folder(target)
+        for name in folder.names():
+            match folder.kind_of(name):
+                case stat.S_IFDIR:
+                    with folder.inner(name) as inner:
+                        await self._take_in(inner, f"{target}/{name}", deep=deep + 1)
+                case stat.S_IFREG if (content := folder.read(name)) is not None:
+                    await self._box.files.write(f"{target}/{name}", content[0], mode=content[1])
+                case _:
+                    _pass_over(folder.path / name)
 
     async def hand_out(self, source: str, target: Path) -> None:
         """Copy from the sandbox; into a folder that is there, under its own name."""
@@ -129,20 +138,24 @@ class _Copying:
             raise ConfigError(f"is no file and no folder but a {info.kind.value}", where=shown(info.path), hint=hint)
         if target.is_dir():
             target /= PurePosixPath(info.path).name
-        await self._hand_out(info, target)
+        if target.name in {"", ".."}:  # it would be laid over the folder around it
+            raise ConfigError("has no name to be copied to", where=source, hint="name it by where it is")
+        with HostFolder.opened(target.parent) as folder:
+            await self._hand_out(info, folder, target.name, deep=0)
 
-    async def _hand_out(self, info: FileInfo, target: Path) -> None:
+    async def _hand_out(self, info: FileInfo, folder: HostFolder, name: str, *, deep: int) -> None:
         if info.kind.value == "file":
-            content = await self._box.files.read(info.path)
-            _put(content, target, info.mode & _PERMISSIONS)
+            folder.put(name, await self._box.files.read(info.path), info.mode & _PERMISSIONS)
         elif info.kind.value == "folder":
             self._may_copy_folders(info.path)
-            target.mkdir(exist_ok=True)
-            for each in await self._box.files.list(info.path):
-                await self._hand_out(each, target / each.name)
-            target.chmod(info.mode & _PERMISSIONS | stat.S_IRWXU)
+            _check_depth(folder.path / name, deep)
+            folder.make_folder(name)
+            with folder.inner(name) as inner:
+                for each in await self._box.files.list(info.path):
+                    await self._hand_out(each, inner, each.name, deep=deep + 1)
+                inner.set_mode(info.mode & _PERMISSIONS | stat.S_IRWXU)
         else:
-            say(f"passed over: {shown(info.path)} is neither a file nor a folder")
+            _pass_over(info.path)
 
     async def _is_folder(self, path: str) -> bool:
         try:
@@ -155,18 +168,13 @@ class _Copying:
             raise ConfigError("is a folder", where=path, hint="copy it with -r")
 
 
-def _put(content: bytes, target: Path, mode: int) -> None:
-    """Have a file with this content: whoever reads it sees the old one or the new one, whole."""
-    target.parent.stat()  # so that what is missing is told by its name
-    descriptor, beside = tempfile.mkstemp(prefix=".headstart-", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), mode)
-        Path(beside).replace(target)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+def _check_depth(path: Path, deep: int) -> None:
+    if deep > _DEEPEST:
+        raise ConfigError(f"is more than {_DEEPEST} folders deep", where=shown(str(path)), hint="copy it with tar")
+
+
+def _pass_over(path: Path | str) -> None:
+    say(f"passed over: {shown(str(path))} is neither a file nor a folder")
 
 
 def _told_as_ours(work: Callable[[], _T], sandbox: str) -> _T:
