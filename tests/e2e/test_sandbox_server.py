@@ -6,14 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 
 import anyio
 import httpx2
 import pytest
-from mcp import Client
 from mcp.types import ToolAnnotations
 
 import headstart
@@ -22,6 +20,7 @@ from headstart.errors import SandboxUnknown
 from .clients import ERAS, RawClient, said, tools
 from .running import Place, Running, alive, scripted, service, wait_until
 from .running import headstart as command
+from .talking import talking
 
 pytestmark = pytest.mark.anyio
 
@@ -38,49 +37,6 @@ def running(tmp_path_factory: pytest.TempPathFactory, local_backend_trouble: str
     place = Place(folder=tmp_path_factory.mktemp("sandbox")).configure({"good": scripted("good")})
     with service(place) as started:
         yield started
-
-
-class Talk:
-    """A client of the built-in server alone; a tool's text, or, where that is expected, its error."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    async def ok(self, tool: str, /, **arguments: object) -> str:
-        result = await self.client.call_tool(tool, arguments)
-        assert not result.is_error, said(result)
-        return said(result)
-
-    async def error(self, tool: str, /, **arguments: object) -> str:
-        result = await self.client.call_tool(tool, arguments)
-        assert result.is_error, said(result)
-        return said(result)
-
-    async def bash(self, line: str, **more: object) -> str:
-        """Run a line that has to succeed; returns what it said."""
-        output, _, status = (await self.ok("bash", command=line, **more)).rpartition("[exit code ")
-        assert status.startswith("0,"), output + status
-        return output.rstrip("\n")
-
-    def sees(self, name: str) -> Callable[[], Awaitable[bool]]:
-        """Return what looks whether there is something of this name in the home."""
-
-        async def look() -> bool:
-            return name in await self.ok("list_files")
-
-        return look
-
-    async def fork(self, **arguments: object) -> str:
-        found = re.search(r"Branch (\S+) ", await self.ok("fork", **arguments))
-        assert found is not None
-        return found[1]
-
-
-@asynccontextmanager
-async def talking(running: Running, session: str | None = None, *, era: str = "legacy") -> AsyncGenerator[Talk]:
-    path = "/mcp/sandbox" if session is None else f"/s/{session}/mcp/sandbox"
-    async with tools(f"{running.url}{path}", era=era) as client:
-        yield Talk(client)
 
 
 async def sandboxes(running: Running) -> dict[str, headstart.HostedInfo]:

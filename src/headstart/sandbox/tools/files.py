@@ -11,13 +11,13 @@ from headstart.backends.contract import FileInfo, FileKind
 from headstart.sandbox.sandbox import Sandbox
 from headstart.sandbox.tools.arguments import CallRefused, EditFile, ListFiles, ReadFile, WriteFile
 from headstart.sandbox.tools.session import SessionSandbox
+from headstart.sandbox.tools.text import Places, line_count, places_of, start_of_line
 
 __all__ = ["edit_file", "list_files", "read_file", "write_file"]
 
 _LARGEST_BYTES = 64_000_000
 _MOST_CHARACTERS = 50_000
 _MOST_ENTRIES = 1_000
-_MOST_PLACES = 10
 _MARKS = {FileKind.FOLDER: "/", FileKind.LINK: "@"}
 
 
@@ -25,8 +25,7 @@ async def read_file(session: SessionSandbox, asked: ReadFile) -> str:
     """Show a text file's lines, as many as fit."""
     async with session.using(asked.branch) as box:
         text = await _text_of(box, asked.path)
-    lines = _lines(text)
-    return _shown(lines, asked) if lines else "[the file is empty]"
+    return _shown(text, asked) if text else "[the file is empty]"
 
 
 async def write_file(session: SessionSandbox, asked: WriteFile) -> str:
@@ -43,14 +42,17 @@ async def edit_file(session: SessionSandbox, asked: EditFile) -> str:
         raise CallRefused("old and new are the same: nothing would change", hint="give what is to be there in new")
     async with session.using(asked.branch) as box, session.editing:
         text = await _text_of(box, asked.path)
-        places = _places(text, asked.old)
-        if not places:
+        places = places_of(text, asked.old)
+        if not places.count:
             raise _not_in(text, asked)
-        if len(places) > 1 and not asked.replace_all:
+        if places.count > 1 and not asked.replace_all:
             hint = "give more of what stands around it, or replace_all"
-            raise CallRefused(f"old is in {asked.path} {len(places)} times: {_told(places)}", hint=hint)
+            raise CallRefused(f"old is in {asked.path} {places.count} times: {_told(places)}", hint=hint)
+        if len(text) + places.count * (len(asked.new) - len(asked.old)) > _LARGEST_BYTES:
+            hint = "use bash: sed -i"
+            raise CallRefused(f"{asked.path} would be larger than {_LARGEST_BYTES // 1_000_000} MB", hint=hint)
         await box.files.write(asked.path, text.replace(asked.old, asked.new))
-    count = "" if len(places) == 1 else f"{len(places)} times "
+    count = "" if places.count == 1 else f"{places.count} times "
     return f"Replaced it {count}in {asked.path}, {_told(places)}."
 
 
@@ -129,56 +131,41 @@ async def _text_of(box: Sandbox, path: str) -> str:
     return text
 
 
-def _lines(text: str) -> list[str]:
-    """Split at line feeds only, as editors count."""
-    parts = [f"{line}\n" for line in text.split("\n")]
-    parts[-1] = parts[-1][:-1]
-    return parts if parts[-1] else parts[:-1]
-
-
-def _shown(lines: list[str], asked: ReadFile) -> str:
-    last = len(lines) if asked.end_line is None else min(asked.end_line, len(lines))
+def _shown(text: str, asked: ReadFile) -> str:
+    total = line_count(text)
+    last = total if asked.end_line is None else min(asked.end_line, total)
     if asked.start_line > last:
         what = f"lines {asked.start_line:,} to {asked.end_line:,}" if asked.end_line else f"line {asked.start_line:,}"
-        raise CallRefused(f"{asked.path} has no {what}: it has {len(lines):,} lines", hint="ask for others")
+        raise CallRefused(f"{asked.path} has no {what}: it has {total:,} lines", hint="ask for others")
     shown, room, number = list[str](), _MOST_CHARACTERS, asked.start_line
-    while number <= last and (not shown or len(lines[number - 1]) <= room):
-        line = lines[number - 1]
-        shown.append(f"{number:>6}\t{line}" if asked.numbered else line)
-        room -= len(line)
-        number += 1
-    text = "".join(shown)
+    at = start_of_line(text, number)
+    while number <= last:
+        end = text.find("\n", at) + 1 or len(text)
+        if shown and end - at > room:
+            break
+        shown.append(f"{number:>6}\t{text[at:end]}" if asked.numbered else text[at:end])
+        room -= end - at
+        number, at = number + 1, end
+    told = "".join(shown)
     if room < 0:
-        text = f"{text[:_MOST_CHARACTERS]}\n[line {number - 1:,} goes on for {-room:,} characters; use bash: cut -c]"
+        told = f"{told[:_MOST_CHARACTERS]}\n[line {number - 1:,} goes on for {-room:,} characters; use bash: cut -c]"
     if number <= last:
-        text = f"{text.rstrip(chr(10))}\n[lines {asked.start_line:,} to {number - 1:,} of {len(lines):,}; start_line {number} shows more]"
-    return text
+        told = f"{told.rstrip(chr(10))}\n[lines {asked.start_line:,} to {number - 1:,} of {total:,}; start_line {number} shows more]"
+    return told
 
 
-def _places(text: str, piece: str) -> list[int]:
-    """Return the lines in which a piece begins, once for each time that it is there."""
-    places: list[int] = []
-    line, seen = 1, 0
-    at = text.find(piece)
-    while at >= 0:
-        line += text.count("\n", seen, at)
-        places.append(line)
-        seen, at = at, text.find(piece, at + len(piece))
-    return places
-
-
-def _told(places: list[int]) -> str:
-    numbers = ", ".join(f"{line:,}" for line in places[:_MOST_PLACES])
-    more = ", …" if len(places) > _MOST_PLACES else ""
-    return f"{'line' if len(places) == 1 else 'lines'} {numbers}{more}"
+def _told(places: Places) -> str:
+    numbers = ", ".join(f"{line:,}" for line in places.lines)
+    more = ", …" if places.count > len(places.lines) else ""
+    return f"{'line' if places.count == 1 else 'lines'} {numbers}{more}"
 
 
 def _not_in(text: str, asked: EditFile) -> CallRefused:
     """Say that a piece is not there, and what is there in its place as far as that can be told."""
     hint = "read_file shows what is there; old must be the same to the last character"
-    near = _places(text, asked.old.strip().partition("\n")[0].strip())
+    first = asked.old.strip().partition("\n")[0].strip()
     if "\r\n" in text and "\r\n" not in asked.old and "\n" in asked.old:
         hint = "the file's lines end in \\r\\n: write old and new so"
-    elif near:
+    elif first and (near := places_of(text, first)).count:
         hint = f"its first line is there, in {_told(near)}: compare spaces and what follows"
     return CallRefused(f"old is not in {asked.path}", hint=hint)
