@@ -90,10 +90,45 @@ FILES = [
     Attack(
         id="Headstart's state inside a declared mount",
         script=(
-            "first(['/parent/' + os.path.basename(FACTS['state']) + '/' + n for n in ('state.sqlite', 'control.sock', 'local')],"
+            "names = ('state.sqlite', 'control.sock', 'local', 'sandboxes.sock', 'service.json', 'hosted', 'stores', 'templates')\n"
+            "first(['/parent/' + os.path.basename(FACTS['state']) + '/' + n for n in names],"
             " lambda path: os.stat(path))"
         ),
         control="first([FACTS['state'] + '/state.sqlite'])",
+        reasons=ABSENT,
+    ),
+    Attack(
+        id="a hard link to a file of the host",
+        script="attempt(lambda: os.link('/bait/setuid-id', '/writable/linked'))",
+        control=(
+            "path = FACTS['bait'] + '/linked-control'\n"
+            "attempt(lambda: (os.link(FACTS['bait'] + '/setuid-id', path), os.unlink(path)))"
+        ),
+        reasons=frozenset({"EXDEV"}),
+    ),
+    Attack(
+        id="links to files of the host",
+        script=(
+            "def through_a_link(path):\n"
+            "    link = f'/tmp/headstart-link-{os.getpid()}'; os.symlink(path, link)\n"
+            "    try: return open(link).read(9)\n"
+            "    finally: os.unlink(link)\n"
+            "first(FACTS['homes'] + FACTS['keys'], through_a_link)"
+        ),
+        reasons=ABSENT,
+    ),
+    Attack(
+        id="climbing out of a mount",
+        script=(
+            "folder = '/writable'; opened = os.open(folder, os.O_DIRECTORY)\n"
+            "def climbing(path):\n"
+            "    up = '../' * 40 + path.lstrip('/')\n"
+            "    try: return open(folder + '/' + up).read(9)\n"
+            "    except OSError: return os.read(os.open(up, os.O_RDONLY, dir_fd=opened), 9)\n"
+            "first(FACTS['homes'] + FACTS['keys'], climbing)"
+        ),
+        control="opened = os.open(FACTS['bait'], os.O_DIRECTORY)\n"
+        "first(FACTS['homes'], lambda path: os.read(os.open('../' * 40 + path.lstrip('/'), os.O_RDONLY, dir_fd=opened), 9))",
         reasons=ABSENT,
     ),
     Attack(

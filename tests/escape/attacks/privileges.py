@@ -108,6 +108,18 @@ PRIVILEGES = [
 ]
 
 KERNEL = [
+    Attack(
+        id="a kernel module",
+        script=(
+            "tries = ((175, b'x' * 64, 64, b''), (313, os.memfd_create('m'), b'', 0), (176, b'no-such-module', 0x800))\n"
+            "said = set()\n"
+            "for number, *arguments in tries:\n"
+            "    try: call(number, *arguments)\n"
+            "    except OSError as error: said.add(errno.errorcode[error.errno])\n"
+            "tell('EPERM' if said == {'EPERM'} else f'GOT as far as {sorted(said)}')  # somebody has looked at what was given"
+        ),
+        reasons=DENIED,
+    ),
     Attack(id="the keyring", script="attempt(lambda: call(250, 0, -4, 1))", reasons=DENIED),
     Attack(
         id="bpf",

@@ -83,6 +83,18 @@ PROCESSES = [
         reasons=DENIED,
     ),
     Attack(
+        id="another process's descriptors",
+        script=(
+            "pid = os.fork()\n"
+            "if pid == 0: time.sleep(5); os._exit(0)\n"
+            "def take():\n"
+            "    try: return call(438, call(434, pid, 0), 1, 0)\n"
+            "    finally: os.kill(pid, signal.SIGKILL)\n"
+            "attempt(take)"
+        ),
+        reasons=DENIED,
+    ),
+    Attack(
         id="its init's memory and files",
         script=(
             "first(['/proc/1/mem', '/proc/1/environ', '/proc/1/maps', '/proc/1/root/usr', '/proc/1/fd', '/proc/1/cwd'],"
