@@ -64,6 +64,7 @@ async def run(*, quick: bool) -> BenchResult:
         notes.append(
             f"paused500_mb: fall of MemAvailable, kernel included; user memory {standing['pss_mb']:.0f} MB (PSS)"
         )
+    notes.append("fork100_shared_share is null: a fork begins without its sandbox's Python kernels")
     summary = {
         "create_to_first_command_ms": _percentiles(samples, "create"),
         "create_spaced_ms": _percentiles(samples, "spaced"),
