@@ -448,7 +448,7 @@ async def test_a_gigabyte_of_output_costs_the_service_nothing(tmp_path: Path) ->
         async with connect(tmp_path / "s") as service:
             box = await service.create()
             await box.run("true")
-            before = _cpu_s(process.pid)
+            before, held = _cpu_s(process.pid), _most_memory(process.pid)
             length = 0
 
             async def count(_name: str, chunk: bytes) -> None:
@@ -459,9 +459,21 @@ async def test_a_gigabyte_of_output_costs_the_service_nothing(tmp_path: Path) ->
             await box.run("head -c 1000000000 /dev/zero", on_output=count)
             assert length == 1_000_000_000
             assert _cpu_s(process.pid) - before < 0.1, f"in {time.monotonic() - began:.1f} s"
+            assert _most_memory(process.pid) - held < 10_000_000
+            for told in (box.run_in_shell, box.run_code):  # these it hands on, a piece at a time
+                await told("1" if told == box.run_code else "true")
+                held = _most_memory(process.pid)
+                zeros = "import os\nfor _ in range(1000): os.write(1, bytes(1_000_000))"
+                await told(zeros if told == box.run_code else "head -c 1000000000 /dev/zero")
+                assert _most_memory(process.pid) - held < 30_000_000, told
     finally:
         process.terminate()
         await anyio.to_thread.run_sync(process.wait)
+
+
+def _most_memory(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def _cpu_s(pid: int) -> float:

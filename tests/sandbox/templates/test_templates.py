@@ -285,6 +285,18 @@ async def test_a_root_without_a_shell_is_told(
     assert files(state) == []
 
 
+async def test_the_services_own_state_is_no_source_by_whatever_way(tmp_path: Path) -> None:
+    if not may_make_namespaces():
+        pytest.skip("the local backend cannot run here: no namespaces")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    for state in (tmp_path / "link" / "state", tmp_path / "real" / "state"):
+        async with headstart.Sandboxes.open(state_dir=state) as boxes:
+            for source in (tmp_path / "real" / "state", tmp_path / "link" / "state"):
+                with pytest.raises(ConfigError, match="is Headstart's own state"):
+                    await build(boxes, source=source)
+
+
 async def test_what_can_be_no_source_is_told(boxes: headstart.Sandboxes, state: Path, tmp_path: Path) -> None:
     await build(boxes, "echo 1 > ~/a")
     os.mkfifo(tmp_path / "fifo")
