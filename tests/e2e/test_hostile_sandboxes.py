@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator
 from pathlib import Path
 
 import anyio
 import pytest
+
+import headstart
+from headstart.errors import BackendError
 
 from .running import Place, Running, service
 from .talking import talking
@@ -88,6 +92,37 @@ async def test_what_is_written_where_the_host_has_something_is_the_sandbox_s_own
         await talk.ok("write_file", path="state/service.json", content="{}")
         assert await talk.ok("read_file", path=f"{running.place.state}/service.json") == "{}"
     assert (running.place.state / "service.json").read_text() == token
+
+
+KNOCKING = """
+import os, socket
+for name in ("sandboxes.sock", "service.json", "hosted", "stores", "templates", "state.sqlite", "local"):
+    path = os.path.join({state!r}, name)
+    try: print("GOT", os.stat(path))
+    except FileNotFoundError: pass
+    try: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(path); print("GOT in")
+    except FileNotFoundError: pass
+print(os.listdir({state!r}), "state" in os.listdir({above!r}))
+"""
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw", "overlay"])
+@pytest.mark.parametrize("network", ["none", "host"])
+async def test_a_sandbox_that_has_the_folder_above_the_state_finds_nothing_in_it(
+    running: Running, mode: str, network: str
+) -> None:
+    if mode == "overlay" and os.geteuid() != 0:
+        pytest.skip("an ordinary user's stores are folders in the state, and no overlay can cover its own layers")
+    state = running.place.state
+    async with headstart.connect(state) as hosted:
+        box = await hosted.create(mounts={str(state.parent): mode}, network=network)
+        branch = await box.fork()
+        for each in (box, branch):
+            told = await each.run(("python3", "-c", KNOCKING.format(state=str(state), above=str(state.parent))))
+            assert told.stdout == "[] True\n", told
+        await box.kill()
+        with pytest.raises(BackendError, match="Headstart's own state"):
+            await hosted.create(mounts={str(state / "stores"): mode})
 
 
 SWAPPING = """
