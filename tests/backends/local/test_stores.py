@@ -265,12 +265,12 @@ async def test_mounts_in_private_folders_are_put_back_wherever_it_is_started_aga
 
 
 async def test_files_are_not_put_into_other_private_folders_than_they_were_in(tmp_path: Path) -> None:
-    async with store_in(tmp_path) as (_, store, prepared):
+    async with store_in(tmp_path / "state") as (_, store, prepared):
         await (await store.start(prepared, BOX)).files.write("a", b"1")
     project = tmp_path / "project"
     project.mkdir()
     other = template(Mount(source=project, target=Path("/project"), mode=MountMode.OVERLAY), limits=LIMITS)
-    async with store_in(tmp_path, other) as (backend, store, prepared):
+    async with store_in(tmp_path / "state", other) as (backend, store, prepared):
         with pytest.raises(BackendError, match="/project") as refusal:
             await store.start(prepared, BOX)
         assert refusal.value.hint == "start it from the template that it was made from"
