@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,18 @@ async def test_a_mount_shows_as_said(boxes: headstart.Sandboxes, mappable_base: 
     (folder / "given").write_text("from outside")
     async with boxes.create(headstart.SandboxOptions(mounts={str(folder): "ro"})) as box:
         assert await box.files.read(f"{folder}/given") == b"from outside"
+
+
+async def test_a_mounted_folder_that_has_been_replaced_shows_as_the_new_one(
+    boxes: headstart.Sandboxes, mappable_base: Path
+) -> None:
+    folder = mappable_base / "replaced"
+    for content in ("old", "new"):
+        folder.mkdir()
+        (folder / "given").write_text(content)
+        async with boxes.create(headstart.SandboxOptions(mounts={str(folder): "ro"})) as box:
+            assert (await box.files.read(f"{folder}/given")).decode() == content
+        shutil.rmtree(folder)
 
 
 async def _home(box: headstart.Sandbox) -> str:

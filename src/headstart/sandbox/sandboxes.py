@@ -30,6 +30,9 @@ from headstart.sandbox.templates import HeldTemplate, TemplateBuilder, TemplateO
 __all__ = ["Ready", "Sandboxes", "identity_of"]
 
 
+_Sources = tuple[tuple[int, int] | None, ...]
+
+
 async def _drop(_: bytes) -> None:
     """Have no use for it."""
 
@@ -61,7 +64,7 @@ class Sandboxes:
         self._ids = ids
         self._tasks = tasks
         self._preparing = anyio.Lock()
-        self._prepared: list[Prepared] = []
+        self._prepared: list[tuple[Prepared, _Sources]] = []
         self._held: dict[str, tuple[tuple[int, int] | None, HeldTemplate]] = {}
         self._holding = ExitStack()
 
@@ -198,17 +201,18 @@ class Sandboxes:
 
     async def _prepare(self, template: Template) -> Prepared:
         async with self._preparing:
-            for prepared in self._prepared:
-                if prepared.template == template:
+            sources = await anyio.to_thread.run_sync(_identities, template) if template.mounts else ()
+            for prepared, was in self._prepared:
+                if prepared.template == template and was == sources:
                     return prepared
             prepared = await self._backend.prepare(template)
-            self._prepared.append(prepared)
+            self._prepared.append((prepared, sources))
             return prepared
 
     async def let_go(self) -> None:
         """Let go of what was prepared; `open` does it."""
         with anyio.CancelScope(shield=True):
-            for prepared in self._prepared:
+            for prepared, _ in self._prepared:
                 await prepared.aclose()
             self._holding.close()
 
@@ -216,6 +220,19 @@ class Sandboxes:
 def _kept_for(templates: TemplateStore, name: str, owner: SandboxId) -> HeldTemplate:
     with templates.held(name, owner=owner) as held:
         return held
+
+
+def _identities(template: Template) -> _Sources:
+    """Return which files it mounts: what is prepared has those, not others that have got their names since."""
+    return tuple(_identity(mount.source) for mount in template.mounts)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None  # preparing tells what is wrong with it
+    return facts.st_dev, facts.st_ino
 
 
 def _make_private(state: Path) -> None:
