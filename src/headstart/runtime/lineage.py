@@ -403,6 +403,9 @@ class SandboxLineage:
                 waiting.answered.set()
             await self._until_idle()
             self._sandboxes.clear()  # their store ends them
+            if self._remembered is not None:
+                self._acting += 1
+                await self._sync(self._remembered)
             self._let_go_of_journal()
 
     def _let_go_of_journal(self) -> None:

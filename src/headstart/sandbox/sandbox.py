@@ -437,6 +437,17 @@ class Sandbox:
         async with self._lineage.running(self._branch, effect=Effect.READ) as running:
             await running.resume()
 
+    async def hibernate(self) -> None:
+        """Refuse: what lives in this process alone has no place where it could wait.
+
+        Raises:
+            TransactionRefused: Always. One that lives in the service can: see `HostedSandbox.hibernate`.
+        """
+        raise TransactionRefused(
+            f"{self.id} lives in this process alone, and cannot be hibernated",
+            hint="pause it, or have it live in the service: headstart.connect()",
+        )
+
     async def wait_lost(self) -> None:
         """Return when it is gone, whoever ended it."""
         if self._branch is None:

@@ -251,6 +251,42 @@ def test_a_paused_sandbox_refuses_and_goes_on_when_resumed(service: Service) -> 
     assert service.do("run", "--in", name, "true").status == 0
 
 
+def test_a_hibernated_sandbox_is_listed_as_that_and_woken_by_who_uses_it(service: Service) -> None:
+    name = service.create("--hibernate-idle", "1000")
+    service.do("run", "--in", name, "echo 1 > f")
+    assert service.do("hibernate", name).told == (0, "", [])
+    [listed] = [each for each in service.do("list").json["sandboxes"] if each["name"] == name]
+    assert (listed["state"], listed["usage"]["memory_bytes"]) == ("hibernated", 0)
+    assert service.do("show", name).json["hibernates_after_idle_s"] == 1000
+    with on_terminal(service, "show", name) as terminal:
+        assert terminal.ends() == 0
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.shown.decode())
+        assert re.search(r"hibernated +\d+ \w+ +- +0 MB", shown), shown
+        assert "when nobody has used it for 16 min" in shown
+    assert service.do("run", "--in", name, "cat f").told == (0, "1\n", [])
+    assert service.do("show", name).json["state"] == "running"
+    service.do("hibernate", name)
+    assert service.do("resume", name).told == (0, "", [])
+    assert service.do("show", name).json["state"] == "running"
+    branch = service.do("fork", name).json["id"]
+    assert service.do("hibernate", name).told == (
+        1,
+        "",
+        [
+            f"error: {service.id_of(name)} has branches that would be lost: {branch}",
+            "hint: commit or kill them first, or pause it",
+        ],
+    )
+    both = service.do("create", "--idle", "5", "--hibernate-idle", "5")
+    assert both.told[::2] == (
+        2,
+        [
+            "error: hibernates_after_idle_s: it cannot end and be hibernated",
+            "hint: say one of the two: what is hibernated is not ended, as it costs no memory",
+        ],
+    )
+
+
 def test_events_are_told_a_line_each_until_interrupted(service: Service) -> None:
     with service.running("events") as watching:
         assert watching.stdout is not None

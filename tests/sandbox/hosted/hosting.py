@@ -12,7 +12,7 @@ from headstart.ids import IdSource, RandomIds
 from headstart.sandbox.hosted import SandboxHost
 from headstart.sandbox.templates import TemplateStore
 
-__all__ = ["open_host"]
+__all__ = ["on_disk", "open_host"]
 
 
 @asynccontextmanager
@@ -29,3 +29,9 @@ async def open_host(tmp_path: Path, *, ids: IdSource | None = None) -> AsyncGene
         ) as opened,
     ):
         yield opened
+
+
+def on_disk(state: Path) -> tuple[set[str], set[str]]:
+    """Return what is remembered, and the stores that there are."""
+    stores = [path for path in state.rglob("stores/*") if path.is_dir() and not path.name.startswith(".")]
+    return {path.name for path in (state / "hosted").iterdir()}, {path.name for path in stores}

@@ -3,12 +3,14 @@
     killed_child.py STATE ACT MOMENT
 
 MOMENT is `before:RECORD` or `after:RECORD`, of what is written to the sandbox's journal, or
-`after:STEP` of what making a sandbox takes. When it comes, this process kills itself. What it makes first:
-a file `f` with `1`, a checkpoint, and then `2` in it; in a branch, `3`.
+`before:STEP` or `after:STEP` of what making, hibernating and waking a sandbox takes. When it comes, this process kills
+itself. What it makes first: a file `f` with `1`, a checkpoint, and then `2` in it; in a branch, `3`; in the bash session,
+where one is wanted, `W` with `7`.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -19,10 +21,13 @@ from typing import Any, NoReturn
 import anyio
 from tests.sandbox.hosted.hosting import open_host
 
+from headstart.backends.local.store import LocalStore
+from headstart.backends.local.stores import LocalStores
 from headstart.runtime.lineage_journal import LineageJournal
 from headstart.sandbox.hosted import SandboxHost, keeping
 from headstart.sandbox.hosted.keeping import SandboxKeeping
 from headstart.sandbox.options import SandboxOptions
+from headstart.sandbox.sandbox import Sandbox
 
 
 def die() -> NoReturn:
@@ -45,32 +50,34 @@ def arm(moment: str) -> None:
     setattr(LineageJournal, "_write", watched)  # noqa: B010
     steps: dict[str, tuple[Any, str]] = {
         "record": (keeping, "write_record"),
-        "store": (SandboxKeeping, "_make_place"),
-        "files": (SandboxKeeping, "_begun"),
+        "place": (SandboxKeeping, "_make_place"),
+        "begun": (SandboxKeeping, "_begun"),
+        "suspend": (Sandbox, "suspend"),
+        "close": (LocalStore, "aclose"),
+        "open": (LocalStores, "open"),
+        "start": (LocalStore, "start"),
+        "remove": (SandboxKeeping, "remove"),
+        "delete": (LocalStores, "remove"),
     }
     if what in steps:
-        owner, name = steps[what]
-        step = getattr(owner, name)
-        if what == "store":
+        arm_step(*steps[what], when)
 
-            async def slow(*given: Any, **named: Any) -> NoReturn:
-                await step(*given, **named)
-                die()
 
-            setattr(owner, name, slow)
-        elif what == "files":
+def arm_step(owner: Any, name: str, when: str) -> None:
+    """Have the process killed before or after it calls this."""
+    step = getattr(owner, name)
 
-            def instead(*_given: Any, **_named: Any) -> NoReturn:
-                die()
+    async def slow(*given: Any, **named: Any) -> NoReturn:
+        if when == "after":
+            await step(*given, **named)
+        die()
 
-            setattr(owner, name, instead)
-        else:
+    def fast(*given: Any, **named: Any) -> NoReturn:
+        if when == "after":
+            step(*given, **named)
+        die()
 
-            def then(*given: Any, **named: Any) -> NoReturn:
-                step(*given, **named)
-                die()
-
-            setattr(owner, name, then)
+    setattr(owner, name, slow if inspect.iscoroutinefunction(step) else fast)
 
 
 async def prepare(host: SandboxHost) -> str:
@@ -79,6 +86,11 @@ async def prepare(host: SandboxHost) -> str:
     await host.checkpoint(box.id)
     await box.files.write("f", b"2")
     return box.id
+
+
+async def have_session(host: SandboxHost, name: str) -> None:
+    with host.using(name) as box:
+        assert (await box.run_in_shell("W=7")).ok
 
 
 async def act(host: SandboxHost, name: str, moment: str) -> None:
@@ -110,6 +122,15 @@ async def act(host: SandboxHost, name: str, moment: str) -> None:
     elif name == "kill":
         arm(moment)
         await host.kill(box)
+    elif name == "hibernate":
+        await have_session(host, box)
+        arm(moment)
+        await host.hibernate(box)
+    elif name in {"wake", "kill hibernated"}:
+        await have_session(host, box)
+        await host.hibernate(box)
+        arm(moment)
+        await (host.resume(box) if name == "wake" else host.kill(box))
     else:
         raise AssertionError(name)
 

@@ -158,3 +158,18 @@ async def test_a_checkpoint_that_cannot_be_noted_is_refused_and_nothing_of_it_is
         await roll_back(host, name)
         with host.using(name) as box:
             assert await box.files.read("f") == b"1"
+
+
+async def test_a_sandbox_that_was_hibernated_is_on_the_disk_as_it_was(machine: Machine) -> None:
+    async with machine.host() as host:
+        name = await begin(host)
+        machine.happened.clear()
+        await host.hibernate(name)
+        assert set(machine.happened) == {"flush", "sync"}
+        moment = machine.moment()
+    machine.lose_power(moment)
+    async with machine.host() as host:
+        info = await host.look(name)
+        assert (info.state, len(info.checkpoints)) == (SandboxState.HIBERNATED, 1)
+        async with host.awake(name) as box:
+            assert await box.files.read("f") == b"2"

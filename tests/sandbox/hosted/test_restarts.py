@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.machine import may_make_namespaces
-from tests.sandbox.hosted.hosting import open_host
+from tests.sandbox.hosted.hosting import on_disk, open_host
 
 from headstart.errors import ConfigError, HeadstartError, SandboxUnknown
 from headstart.sandbox.hosted import HostedInfo, SandboxHost
@@ -56,12 +56,6 @@ def killed(state: Path, act: str, moment: str) -> None:
     assert run.returncode == -signal.SIGKILL, run.stderr.decode()[-2000:]
 
 
-def on_disk(state: Path) -> tuple[set[str], set[str]]:
-    """Return what is remembered, and the stores that there are."""
-    stores = [path for path in state.rglob("stores/*") if path.is_dir() and not path.name.startswith(".")]
-    return {path.name for path in (state / "hosted").iterdir()}, {path.name for path in stores}
-
-
 async def only(host: SandboxHost) -> HostedInfo:
     [info] = [each for each in await host.list() if each.state is not SandboxState.BROKEN]
     return info
@@ -92,6 +86,44 @@ async def test_a_service_that_is_killed_at_any_moment_leaves_the_old_state_or_th
         assert on_disk(tmp_path) == ({info.id}, {info.id})
 
 
+HIBERNATING = ["before:record", "after:record", "after:suspend", "after:close"]
+WAKING = [f"{when}:{what}" for what in ("open", "LineageOpened", "start", "record") for when in ("before", "after")]
+
+
+@pytest.mark.parametrize(
+    ("act", "moment"), [*(("hibernate", each) for each in HIBERNATING), *(("wake", each) for each in WAKING)]
+)
+async def test_a_service_that_is_killed_while_it_hibernates_a_sandbox_or_wakes_it_loses_nothing(
+    act: str, moment: str, tmp_path: Path
+) -> None:
+    await anyio.to_thread.run_sync(killed, tmp_path, act, moment)
+    was_hibernated = (act, moment) not in {("hibernate", "before:record"), ("wake", "after:record")}
+    async with open_host(tmp_path) as host:
+        info = await only(host)
+        assert info.state is (SandboxState.HIBERNATED if was_hibernated else SandboxState.RUNNING)
+        assert len(info.checkpoints) == 1
+        assert on_disk(tmp_path) == ({info.id}, {info.id})
+        async with host.awake("mine") as box:
+            session = await box.run_in_shell("echo $W")
+            is_lost = (act, moment) == ("hibernate", "before:record")
+            assert (session.stdout, session.restarted) == ("\n" if is_lost else "7\n", is_lost)
+            assert await box.files.read("f") == b"2"
+            await it_can_go_on(host, box, b"2")
+        assert on_disk(tmp_path) == ({info.id}, {info.id})
+
+
+@pytest.mark.parametrize("moment", ["before:remove", "before:delete", "after:delete", "after:remove"])
+async def test_a_hibernated_sandbox_that_was_being_killed_is_there_or_gone(moment: str, tmp_path: Path) -> None:
+    await anyio.to_thread.run_sync(killed, tmp_path, "kill hibernated", moment)
+    async with open_host(tmp_path) as host:
+        if moment != "before:remove":
+            assert await host.list() == ()
+            assert on_disk(tmp_path) == (set(), set())
+            return
+        async with host.awake("mine") as box:
+            assert await box.files.read("f") == b"2"
+
+
 async def it_is_broken(host: SandboxHost, sandbox: str, why: str) -> None:
     """It is listed as what it is, and whoever uses it is told why that cannot be."""
     info = await host.look(sandbox)
@@ -118,9 +150,9 @@ async def it_can_go_on(host: SandboxHost, box: Sandbox, content: bytes) -> None:
     assert await box.files.read("f") == (b"1" if len(box.checkpoints) > 1 else content) or content
 
 
-@pytest.mark.parametrize("step", ["record", "store", "files", "LineageOpened"])
-async def test_a_sandbox_that_was_being_made_when_the_service_was_killed_is_gone(step: str, tmp_path: Path) -> None:
-    await anyio.to_thread.run_sync(killed, tmp_path, "create", f"after:{step}")
+@pytest.mark.parametrize("moment", ["after:record", "after:place", "before:begun", "after:LineageOpened"])
+async def test_a_sandbox_that_was_being_made_when_the_service_was_killed_is_gone(moment: str, tmp_path: Path) -> None:
+    await anyio.to_thread.run_sync(killed, tmp_path, "create", moment)
     async with open_host(tmp_path) as host:
         assert await host.list() == ()
         assert on_disk(tmp_path) == (set(), set())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import typer
 
 from headstart.cli.sandbox.files import cp, ls
-from headstart.cli.sandbox.life import create, events, kill, list_, pause, resume, show
+from headstart.cli.sandbox.life import create, events, hibernate, kill, list_, pause, resume, show
 from headstart.cli.sandbox.run import run
 from headstart.cli.sandbox.shell import shell
 from headstart.cli.sandbox.state import checkpoint, commit, drop, fork, rollback
@@ -39,6 +39,7 @@ for _name, _command in {
     "fork": fork,
     "commit": commit,
     "pause": pause,
+    "hibernate": hibernate,
     "resume": resume,
     "kill": kill,
     "events": events,

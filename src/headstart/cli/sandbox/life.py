@@ -1,4 +1,4 @@
-"""`headstart sandbox create`, `list`, `show`, `pause`, `resume`, `kill`, `events`: sandboxes that live in the service."""
+"""`headstart sandbox create`, `list`, `show`, `pause`, `hibernate`, `resume`, `kill`, `events`: those that live in the service."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from headstart.sandbox import HostedInfo, HostedSandboxes
 
-__all__ = ["create", "events", "kill", "list_", "pause", "resume", "show"]
+__all__ = ["create", "events", "hibernate", "kill", "list_", "pause", "resume", "show"]
 
 
 def create(  # noqa: PLR0913 (a command's options)
@@ -50,6 +50,10 @@ def create(  # noqa: PLR0913 (a command's options)
     ends_after_idle_s: Annotated[
         float | None, typer.Option("--idle", metavar="S", help="End it when nobody has used it for so long.")
     ] = None,
+    hibernates_after_idle_s: Annotated[
+        float | None,
+        typer.Option("--hibernate-idle", metavar="S", help="Hibernate it when nobody has used it for so long."),
+    ] = None,
     quiet: QuietOption = False,
     json: JsonOption = False,
     state_dir: StateOption = None,
@@ -60,7 +64,13 @@ def create(  # noqa: PLR0913 (a command's options)
     )
 
     async def work(service: HostedSandboxes) -> str:
-        return (await service.create_with(options, name=name, ends_after_idle_s=ends_after_idle_s)).id
+        box = await service.create_with(
+            options,
+            name=name,
+            ends_after_idle_s=ends_after_idle_s,
+            hibernates_after_idle_s=hibernates_after_idle_s,
+        )
+        return box.id
 
     id_ = with_service(state_dir, work)
     then = f"use it: headstart sandbox run --in {name or id_} COMMAND, or headstart sandbox shell {name or id_}"
@@ -112,8 +122,17 @@ def pause(sandbox: SandboxArgument, *, state_dir: StateOption = None) -> None:
     with_service(state_dir, work)
 
 
+def hibernate(sandbox: SandboxArgument, *, state_dir: StateOption = None) -> None:
+    """End what runs in a sandbox and keep its files, until it is used again; it takes no memory meanwhile."""
+
+    async def work(service: HostedSandboxes) -> None:
+        await (await service.get(sandbox)).hibernate()
+
+    with_service(state_dir, work)
+
+
 def resume(sandbox: SandboxArgument, *, state_dir: StateOption = None) -> None:
-    """Let a paused sandbox go on where it was."""
+    """Let a paused sandbox go on where it was; wake one that is hibernated."""
 
     async def work(service: HostedSandboxes) -> None:
         await (await service.get(sandbox)).resume()
@@ -173,7 +192,7 @@ def _table(found: Iterable[HostedInfo]) -> Table:
             each.name or "-",
             each.state.value,
             _span(time.time() - each.created_wall_s),
-            _span(each.idle_s),
+            _span(each.idle_s) if each.state.value in _THAT_LIVE else "-",
             f"{each.usage.memory_bytes / 1e6:.0f} MB",
             *([(each.branch_of or "-")[:length]] if has_branches else []),
         )
@@ -205,9 +224,12 @@ def _facts(info: HostedInfo) -> list[Any]:
         facts.add_row("mount", f"{path} ({mode})")
     if info.ends_after_idle_s is not None:
         facts.add_row("ends", f"when nobody has used it for {_span(info.ends_after_idle_s)}")
+    if info.hibernates_after_idle_s is not None:
+        facts.add_row("hibernates", f"when nobody has used it for {_span(info.hibernates_after_idle_s)}")
     return ["", facts]
 
 
+_THAT_LIVE = {"running", "paused"}
 _SHORT_ID = len("box_") + 8
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 

@@ -59,26 +59,47 @@ class HostedSandboxes:
         self._connection = connection
 
     async def create(
-        self, *, name: str | None = None, ends_after_idle_s: float | None = None, **options: Any
+        self,
+        *,
+        name: str | None = None,
+        ends_after_idle_s: float | None = None,
+        hibernates_after_idle_s: float | None = None,
+        **options: Any,
     ) -> HostedSandbox:
         """Create a sandbox, which lives until it is killed.
 
         Args:
             name: By which it can be found, beside its id.
             ends_after_idle_s: End it when nobody has used it for so long; None: never.
+            hibernates_after_idle_s: Hibernate it when nobody has used it for so long; None: never. One of the two.
             options: Fields of `SandboxOptions`.
 
         Raises:
             ConfigError: An option cannot be used, or another sandbox has that name.
             BackendError: It could not be started.
         """
-        return await self.create_with(SandboxOptions(**options), name=name, ends_after_idle_s=ends_after_idle_s)
+        return await self.create_with(
+            SandboxOptions(**options),
+            name=name,
+            ends_after_idle_s=ends_after_idle_s,
+            hibernates_after_idle_s=hibernates_after_idle_s,
+        )
 
     async def create_with(
-        self, options: SandboxOptions, *, name: str | None = None, ends_after_idle_s: float | None = None
+        self,
+        options: SandboxOptions,
+        *,
+        name: str | None = None,
+        ends_after_idle_s: float | None = None,
+        hibernates_after_idle_s: float | None = None,
     ) -> HostedSandbox:
         """As `create`, with options that were put together before."""
-        record = m.Create(options=options.complete(), name=name, ends_after_idle_s=ends_after_idle_s)
+        record = m.Create(
+            options=options.complete(),
+            name=name,
+            ends_after_idle_s=ends_after_idle_s,
+            hibernates_after_idle_s=hibernates_after_idle_s,
+        )
         return HostedSandbox(self._connection, (await self._connection.ask(record, m.Named)).id)
 
     async def get(self, sandbox: str) -> HostedSandbox:
@@ -113,6 +134,8 @@ class HostedSandboxes:
 
 class HostedSandbox:
     """A sandbox, or a branch of one, that lives in the service. Its methods are those of `Sandbox`.
+
+    One that is hibernated is woken by whatever needs it to run, and not by `info`, `keep_alive`, `pause` and `kill`.
 
     Each raises `SandboxUnknown` when it has ended, besides what it names there.
     """
@@ -271,8 +294,20 @@ class HostedSandbox:
         await self._do(m.Pause(sandbox=self.id))
 
     async def resume(self) -> None:
-        """See `Sandbox.resume`."""
+        """See `Sandbox.resume`. One that is hibernated is woken."""
         await self._do(m.Resume(sandbox=self.id))
+
+    async def hibernate(self) -> None:
+        """End what runs in it, and keep the rest on disk: files, checkpoints, and the bash session if it has no jobs.
+
+        It costs neither memory nor CPU then, also over restarts of the service, until something needs it. That a Python
+        kernel was lost is told by the next cell. Idempotent. If cancelled, it may be hibernated.
+
+        Raises:
+            TransactionRefused: It is a branch, or has branches, which would be lost; or somebody waits for what it does.
+                Or nothing of it is on disk.
+        """
+        await self._do(m.Hibernate(sandbox=self.id))
 
     async def keep_alive(self) -> None:
         """Count as having been used now."""

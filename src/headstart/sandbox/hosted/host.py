@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +11,19 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from headstart.backends.contract import Backend, Usage
+from headstart.backends.contract import Backend
 from headstart.clock import Clock
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
 from headstart.ids import IdSource, SandboxId
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.hosted.happenings import Happenings
+from headstart.sandbox.hosted.infos import info_of, info_of_resting
 from headstart.sandbox.hosted.keeping import KeptSandbox, SandboxKeeping
-from headstart.sandbox.hosted.messages import HostedEvent, HostedInfo, SandboxState
+from headstart.sandbox.hosted.messages import HostedEvent, HostedInfo
 from headstart.sandbox.hosted.record import HostedRecord
-from headstart.sandbox.hosted.register import Broken, Hosted, Register
+from headstart.sandbox.hosted.register import Broken, Hibernated, Hosted, Register
+from headstart.sandbox.hosted.waking import Waker
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.sandbox import Branch, Sandbox
 from headstart.sandbox.sandboxes import Sandboxes
@@ -33,6 +35,7 @@ _LONGEST_IDLE_S = 1e9
 _BROUGHT_BACK_AT_ONCE = 8
 _MOST_LOSSES, _LOSSES_WITHIN_S = 3, 60.0
 _LOST = "it ended by itself: its first process is gone"
+_HIBERNATED = "it was hibernated"
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +52,12 @@ class SandboxHost:
         self._happenings = Happenings(clock)
         self._losses: dict[str, list[float]] = {}
         self._is_ending = False
+        self._waker = Waker(
+            self._register,
+            start=lambda record: tasks.start(self._own_again, record),
+            tasks=tasks,
+            happenings=self._happenings,
+        )
 
     @classmethod
     @asynccontextmanager
@@ -81,7 +90,10 @@ class SandboxHost:
                     host._end_for_now(hosted)
 
     async def _bring_back(self) -> None:
-        """Start all again that an earlier service had, a few at a time; what fails is told and stays on disk."""
+        """Start all again that an earlier service had, a few at a time; what fails is told and stays on disk.
+
+        What is hibernated stays so.
+        """
         at_once = anyio.CapacityLimiter(_BROUGHT_BACK_AT_ONCE)
 
         async def bring_back(record: HostedRecord) -> None:
@@ -94,7 +106,10 @@ class SandboxHost:
         known = await self._keeping.known()
         async with anyio.create_task_group() as starting:
             for record in known:
-                starting.start_soon(bring_back, record)
+                if record.hibernation is not None:
+                    self._register.note_hibernated(record)
+                else:
+                    starting.start_soon(bring_back, record)
 
     def _note_broken(self, record: HostedRecord, error: HeadstartError) -> None:
         if isinstance(error, SandboxUnknown):
@@ -117,15 +132,24 @@ class SandboxHost:
         *,
         name: str | None = None,
         ends_after_idle_s: float | None = None,
+        hibernates_after_idle_s: float | None = None,
         ends_with_service: bool = False,
     ) -> Sandbox:
         """Make a sandbox that lives until it is killed, or nobody has used it for `ends_after_idle_s`.
+
+        Args:
+            options: How it is to be.
+            name: What it is called beside its id.
+            ends_after_idle_s: None: it is not ended for that.
+            hibernates_after_idle_s: After how long without use it is hibernated; None: never.
+            ends_with_service: Nothing of it outlives the service.
 
         Raises:
             ConfigError: An option cannot be used, or the name is taken or is none.
             BackendError: It could not be started.
         """
-        _check_idle(ends_after_idle_s)
+        _check_idle("ends_after_idle_s", ends_after_idle_s)
+        _check_idle("hibernates_after_idle_s", hibernates_after_idle_s)
         self._register.check_name(name)
         record = HostedRecord(
             id=self._ids.new("box"),
@@ -133,8 +157,11 @@ class SandboxHost:
             name=name,
             created_wall_s=self._clock.wall_s(),
             ends_after_idle_s=ends_after_idle_s,
+            hibernates_after_idle_s=hibernates_after_idle_s,
             ends_with_service=ends_with_service,
         )
+        if hibernates_after_idle_s is not None:
+            self._check_can_wait(record, ends_after_idle_s)
         hosted: Hosted = await self._tasks.start(self._own, record)
         return hosted.box
 
@@ -145,7 +172,7 @@ class SandboxHost:
             SandboxUnknown: There is none.
             Exception: What `Sandbox.fork` raises.
         """
-        with self.using(sandbox) as box:
+        async with self.awake(sandbox) as box:
             origin = self._register.find_living(box.id)
             branch = await box.fork(files_only=files_only)
             try:
@@ -181,7 +208,7 @@ class SandboxHost:
             SandboxUnknown: There is none.
             Exception: What `Sandbox.checkpoint` raises.
         """
-        with self.using(sandbox) as box:
+        async with self.awake(sandbox) as box:
             kept = await box.checkpoint(files_only=files_only, durable=durable)
             self.happenings.tell(HostedEvent.CHECKPOINTED, box.id, about=kept.id)
             return kept
@@ -193,31 +220,75 @@ class SandboxHost:
             SandboxUnknown: There is none.
             Exception: What `Sandbox.rollback` raises.
         """
-        with self.using(sandbox) as box:
+        async with self.awake(sandbox) as box:
             await box.rollback(to)
             self.happenings.tell(HostedEvent.ROLLED_BACK, box.id, about=to)
 
     async def pause(self, sandbox: str) -> None:
-        """See `Sandbox.pause`.
+        """See `Sandbox.pause`. One that is hibernated stays so: it stands still.
 
         Raises:
             SandboxUnknown: There is none.
             Exception: What `Sandbox.pause` raises.
         """
+        if isinstance(self._register.find(sandbox), Hibernated):
+            return
         with self.using(sandbox) as box:
             await box.pause()
             self.happenings.tell(HostedEvent.PAUSED, box.id)
 
     async def resume(self, sandbox: str) -> None:
-        """See `Sandbox.resume`.
+        """See `Sandbox.resume`. One that is hibernated is woken.
 
         Raises:
             SandboxUnknown: There is none.
             Exception: What `Sandbox.resume` raises.
         """
-        with self.using(sandbox) as box:
+        async with self.awake(sandbox) as box:
             await box.resume()
             self.happenings.tell(HostedEvent.RESUMED, box.id)
+
+    async def hibernate(self, sandbox: str) -> None:
+        """End what runs in a sandbox and have it wait on disk until somebody uses it. Idempotent.
+
+        Raises:
+            SandboxUnknown: There is none.
+            TransactionRefused: It is a branch, or has branches, or is being used, or nothing of it is on disk.
+        """
+        found = self._register.find(sandbox)
+        if isinstance(found, Hibernated) and found.waking is None:
+            return
+        if isinstance(found, Hibernated):
+            sandbox = await self._waker.woken(found.id)  # who wakes it has come first
+            found = self._register.find(sandbox)
+        if not (isinstance(found, Hosted) and found.hibernates):
+            found = self._register.find_living(sandbox)
+            self._check_may_hibernate(found)
+            found.end(_HIBERNATED, goes_on=True, hibernates=True)
+        await found.gone.wait()
+
+    def _check_may_hibernate(self, hosted: Hosted) -> None:
+        if hosted.branch_of is not None:
+            raise TransactionRefused(
+                f"{hosted.id} is a branch, and cannot be hibernated", hint="pause it; or commit or kill it"
+            )
+        self._check_can_wait(hosted.record)
+        branches = ", ".join(each.id for each in self._register.branches_of(hosted))
+        if branches:
+            hint = "commit or kill them first, or pause it"
+            raise TransactionRefused(f"{hosted.id} has branches that would be lost: {branches}", hint=hint)
+        if hosted.users:
+            hint = "wait until that has ended, or pause it"
+            raise TransactionRefused(f"{hosted.id} is at something that somebody waits for", hint=hint)
+
+    def _check_can_wait(self, record: HostedRecord, ends_after_idle_s: float | None = None) -> None:
+        if ends_after_idle_s is not None:
+            hint = "say one of the two: what is hibernated is not ended, as it costs no memory"
+            raise ConfigError("it cannot end and be hibernated", where="hibernates_after_idle_s", hint=hint)
+        if not self._keeping.outlives_service(record):
+            why = "it ends with its session" if record.ends_with_service else "no files can be kept on disk here"
+            hint = "headstart doctor tells why" if not record.ends_with_service else "pause it"
+            raise TransactionRefused(f"{record.id} cannot be hibernated: {why}", hint=hint)
 
     async def kill(self, sandbox: str) -> None:
         """End a sandbox and its branches, or discard a branch; return when nothing of it is left.
@@ -225,15 +296,25 @@ class SandboxHost:
         Raises:
             SandboxUnknown: There is none.
         """
-        hosted = self._register.find(sandbox)
-        if isinstance(hosted, Broken):
-            if not hosted.why:
-                self._register.find_living(sandbox)  # which tells what it is at
-            await self._keeping.remove(SandboxId(hosted.id))
-            self._register.note_ended(hosted.id, "it was killed")
-            return
-        hosted.end("it was discarded" if hosted.branch_of else "it was killed")
-        await hosted.gone.wait()
+        found = self._register.find(sandbox)
+        if isinstance(found, Hosted) and found.hibernates:
+            await found.gone.wait()
+            found = self._register.find(found.id)
+        if isinstance(found, Hibernated) and found.waking is not None:
+            await found.waking.over.wait()
+            found = self._register.find(found.id)
+        if isinstance(found, Hosted):
+            found.end("it was discarded" if found.branch_of else "it was killed")
+            await found.gone.wait()
+        else:
+            await self._kill_resting(found)
+
+    async def _kill_resting(self, resting: Broken | Hibernated) -> None:
+        if isinstance(resting, Broken) and not resting.why:
+            self._register.find_living(resting.id)  # which tells what it is at
+        self._register.note_ended(resting.id, "it was killed")  # before anybody can wake it
+        await self._keeping.remove(SandboxId(resting.id))
+        self.happenings.tell(HostedEvent.ENDED, resting.id, about="it was killed")
 
     def end(self, sandbox: str, why: str) -> None:
         """Have a sandbox and its branches end, for a reason that is told; one that has ended is fine."""
@@ -241,15 +322,36 @@ class SandboxHost:
             if hosted.id == sandbox:
                 hosted.end(why)
 
+    @asynccontextmanager
+    async def awake(self, sandbox: str) -> AsyncGenerator[Sandbox]:
+        """Yield a sandbox as `using` does; one that is hibernated is woken first.
+
+        Raises:
+            SandboxUnknown: As `using`.
+            BackendError: It cannot be woken, and stays as it is; the message says why.
+        """
+        with self.using(await self._waker.woken(sandbox)) as box:
+            yield box
+
+    def keep_alive(self, sandbox: str) -> None:
+        """Count a sandbox as used now. One that is hibernated stays so, which ends it no sooner.
+
+        Raises:
+            SandboxUnknown: There is none.
+        """
+        if not isinstance(self._register.find(sandbox), Hibernated):
+            with self.using(sandbox):
+                pass
+
     @contextmanager
     def using(self, sandbox: str) -> Generator[Sandbox]:
-        """Yield a sandbox; while the block runs, it is not idle.
+        """Yield a sandbox that runs; while the block runs, it is not idle.
 
         Args:
             sandbox: Its id or name, or a beginning of its id that no other has.
 
         Raises:
-            SandboxUnknown: There is none, or it ends meanwhile; the message says why.
+            SandboxUnknown: There is none, or it ends meanwhile; the message says why. Or it is hibernated.
         """
         hosted = self._register.find_living(sandbox)
         hosted.users += 1
@@ -266,11 +368,15 @@ class SandboxHost:
 
     def _note_sessions(self, hosted: Hosted) -> None:
         """Remember whether there is something that would be lost with its processes."""
-        has = hosted.box.kernel.has_state, hosted.box.shell.has_state
-        is_known = has == (hosted.record.had_kernel, hosted.record.had_shell)
+        kernel, shell = hosted.box.kernel.has_state, hosted.box.shell.has_state
+        hosted.has_had_kernel |= kernel
+        hosted.has_had_shell |= shell
+        had_kernel = kernel or (hosted.record.had_kernel and not hosted.has_had_kernel)
+        had_shell = shell or (hosted.record.had_shell and not hosted.has_had_shell)
+        is_known = (had_kernel, had_shell) == (hosted.record.had_kernel, hosted.record.had_shell)
         if is_known or hosted.branch_of is not None or hosted.ending.is_set():
             return
-        hosted.record = replace(hosted.record, had_kernel=has[0], had_shell=has[1])
+        hosted.record = replace(hosted.record, had_kernel=had_kernel, had_shell=had_shell)
         try:
             self._keeping.remember(hosted.record)
         except BackendError as error:
@@ -283,36 +389,17 @@ class SandboxHost:
             SandboxUnknown: There is none.
         """
         found = self._register.find(sandbox)
-        if isinstance(found, Broken) and found.why:
-            return _info_of_broken(found)
-        hosted = self._register.find_living(sandbox)
-        try:
-            usage = await hosted.box.usage()
-        except (BackendError, TransactionRefused):  # it is ending
-            usage = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
-        return HostedInfo(
-            id=hosted.box.id,
-            name=hosted.name,
-            branch_of=hosted.branch_of,
-            state=SandboxState.PAUSED if _is_paused(hosted.box) else SandboxState.RUNNING,
-            version=hosted.box.state_version,
-            created_wall_s=hosted.created_wall_s,
-            idle_s=0.0 if hosted.users else self._clock.monotonic_s() - hosted.used_at_s,
-            ends_after_idle_s=hosted.record.ends_after_idle_s,
-            template=hosted.record.options.template,
-            network=hosted.record.options.network,
-            mounts=dict(hosted.record.options.mounts),
-            usage=usage,
-            checkpoints=hosted.box.checkpoints,
-        )
+        if isinstance(found, Hibernated) or (isinstance(found, Broken) and found.why):
+            return info_of_resting(found)
+        return await info_of(self._register.find_living(sandbox), now_s=self._clock.monotonic_s())
 
     async def list(self) -> tuple[HostedInfo, ...]:
         """Return all that live, the oldest first."""
-        living: list[HostedInfo] = []
-        for hosted in self._register.living:
-            with suppress(SandboxUnknown):  # it is ending
-                living.append(await self.look(hosted.id))
-        return (*living, *(_info_of_broken(each) for each in self._register.broken if each.why))
+        found: list[HostedInfo] = []
+        for each in (*self._register.living, *self._register.hibernated, *self._register.broken):
+            with suppress(SandboxUnknown):  # it is ending, or being brought back
+                found.append(await self.look(each.id))
+        return tuple(sorted(found, key=lambda info: info.created_wall_s))
 
     # ------------------------------------------------------------ owners
 
@@ -352,10 +439,11 @@ class SandboxHost:
     async def _leave(self, hosted: Hosted, kept: KeptSandbox) -> None:
         kept.record = hosted.record
         try:
-            await kept.leave(ends=not hosted.goes_on)
+            await kept.leave(ends=not hosted.goes_on, hibernates=hosted.hibernates)
         except HeadstartError:
             _log.exception("sandbox %s did not end as it should", hosted.record.id)
         finally:
+            hosted.record = kept.record
             self._note_gone(hosted)
 
     def _go_on_if_lost(self, hosted: Hosted) -> None:
@@ -431,53 +519,45 @@ class SandboxHost:
         async with anyio.create_task_group() as watchers:
             watchers.start_soon(watch_life)
             watchers.start_soon(watch_commit)
-            if hosted.record.ends_after_idle_s is not None:
-                watchers.start_soon(self._watch_use, hosted, hosted.record.ends_after_idle_s)
+            ends_s, hibernates_s = hosted.record.ends_after_idle_s, hosted.record.hibernates_after_idle_s
+            if ends_s is not None:
+                watchers.start_soon(self._watch_use, hosted, ends_s, self._end_unused)
+            if hibernates_s is not None and hosted.branch_of is None:
+                watchers.start_soon(self._watch_use, hosted, hibernates_s, self._hibernate_unused)
             await hosted.ending.wait()
             watchers.cancel_scope.cancel()
 
-    async def _watch_use(self, hosted: Hosted, ends_after_s: float) -> None:
+    async def _watch_use(self, hosted: Hosted, idle_s: float, act: Callable[[Hosted, str], None]) -> None:
+        """Act each time when nobody has used it for so long; it may go on."""
         while True:
-            left_s = hosted.used_at_s + ends_after_s - self._clock.monotonic_s()
+            left_s = hosted.used_at_s + idle_s - self._clock.monotonic_s()
             if hosted.users:
-                left_s = ends_after_s
+                left_s = idle_s
             if left_s <= 0:
-                hosted.end(f"nobody had used it for {ends_after_s:g} s")
-                return
+                act(hosted, f"nobody had used it for {idle_s:g} s")
+                left_s = idle_s
             await anyio.sleep(left_s)
+
+    def _end_unused(self, hosted: Hosted, why: str) -> None:
+        hosted.end(why)
+
+    def _hibernate_unused(self, hosted: Hosted, why: str) -> None:
+        if not self._register.branches_of(hosted):
+            hosted.end(why, goes_on=True, hibernates=True)
 
     def _note_gone(self, hosted: Hosted) -> None:
         """Have it known that a sandbox has ended, and that nothing of it is left here."""
         self._register.note_gone(hosted)
         if hosted.why == _LOST and hosted.goes_on:
             self._register.note_broken(hosted.record)
+        if hosted.hibernates:
+            self._register.note_hibernated(hosted.record)
         hosted.gone.set()
-        self.happenings.tell(HostedEvent.ENDED, hosted.id, about=hosted.why)
+        event = HostedEvent.HIBERNATED if hosted.hibernates else HostedEvent.ENDED
+        self.happenings.tell(event, hosted.id, about=hosted.why)
 
 
-def _info_of_broken(broken: Broken) -> HostedInfo:
-    record = broken.record
-    return HostedInfo(
-        id=record.id,
-        name=record.name,
-        state=SandboxState.BROKEN,
-        created_wall_s=record.created_wall_s,
-        ends_after_idle_s=record.ends_after_idle_s,
-        template=record.options.template,
-        network=record.options.network,
-        mounts=dict(record.options.mounts),
-        trouble=broken.why,
-    )
-
-
-def _check_idle(ends_after_s: float | None) -> None:
-    if ends_after_s is not None and not 0 < ends_after_s < _LONGEST_IDLE_S:
+def _check_idle(where: str, idle_s: float | None) -> None:
+    if idle_s is not None and not 0 < idle_s < _LONGEST_IDLE_S:
         hint = "say seconds above 0, or nothing for a sandbox that lives until it is killed"
-        raise ConfigError(f"{ends_after_s:g} is no time", where="ends_after_idle_s", hint=hint)
-
-
-def _is_paused(box: Sandbox) -> bool:
-    try:
-        return box.paused
-    except TransactionRefused:  # a branch that has just ended
-        return False
+        raise ConfigError(f"{idle_s:g} is no time", where=where, hint=hint)

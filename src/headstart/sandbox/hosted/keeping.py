@@ -34,7 +34,7 @@ from headstart.ids import CheckpointId, IdSource, SandboxId
 from headstart.runtime.lineage_journal import KeptAs, LineageJournal, read_journal
 from headstart.runtime.remembered import KeptState, Remembered, SessionState
 from headstart.runtime.state_files import unusable
-from headstart.sandbox.hosted.record import HostedRecord, read_record, write_record
+from headstart.sandbox.hosted.record import Hibernation, HostedRecord, read_record, write_record
 from headstart.sandbox.sandbox import Sandbox
 from headstart.sandbox.sandboxes import Ready, Sandboxes, identity_of
 
@@ -52,7 +52,7 @@ class KeptSandbox:
     """A hosted sandbox that runs.
 
     Args:
-        record: What is remembered of it.
+        record: What is remembered of it; when it was left, with what can go on.
         store: Where its files are; None: in memory, so they go with it.
     """
 
@@ -62,8 +62,12 @@ class KeptSandbox:
         self._keeping = keeping
         self._store = store
 
-    async def leave(self, *, ends: bool) -> None:
-        """End what runs in it, and it; or (not `ends`) have it ready for the next service. Completes under cancellation.
+    async def leave(self, *, ends: bool, hibernates: bool = False) -> None:
+        """End what runs in it, and it; or (not `ends`) have it ready to go on. Completes under cancellation.
+
+        Args:
+            ends: Nothing of it is to be left.
+            hibernates: It goes on when somebody uses it, not with the next service.
 
         Raises:
             BackendError: It did not end as it should.
@@ -75,18 +79,35 @@ class KeptSandbox:
                     await self._keeping.remove(SandboxId(self.record.id), self._store)
                 return
             await self._put_to_sleep()
+            self._remember(hibernates=hibernates)
             await self.box.suspend()
+            if hibernates:
+                await self._settle(self._store)
             await self._store.aclose()
 
+    async def _settle(self, store: FileStore) -> None:
+        """Have all that was written on the disk: nobody will see to that while it is hibernated."""
+        try:
+            for sandbox in store.sandboxes:
+                await store.stop(sandbox)
+            await store.flush()
+        except BackendError as error:
+            _log.warning("%s may not outlive the machine as it is: %s", self.record.id, error)
+
     async def _put_to_sleep(self) -> None:
-        """Remember what can go on: a bash session can."""
+        """Have ready what can go on: a bash session can."""
         with anyio.move_on_after(_SLEEP_S):
             try:
+                await self.box.resume()  # what stands still tells nothing
                 await self.box.shell.put_to_sleep()
             except HeadstartError as error:
                 _log.debug("the bash session of %s is lost: %s", self.record.id, error)
+
+    def _remember(self, *, hibernates: bool) -> None:
+        hibernation = Hibernation(version=self.box.state_version, checkpoints=self.box.checkpoints)
+        self.record = replace(self.record, shell=self.box.shell.asleep, hibernation=hibernation if hibernates else None)
         try:
-            self._keeping.remember(replace(self.record, shell=self.box.shell.asleep))
+            self._keeping.remember(self.record)
         except BackendError as error:
             _log.warning("%s", error)
 
@@ -215,16 +236,22 @@ class SandboxKeeping:
         return KeptSandbox(self, box, self._with_sessions(box, record), store)
 
     def _with_sessions(self, box: Sandbox, record: HostedRecord) -> HostedRecord:
-        """Have a sandbox go on with the bash session that was put to sleep, and tell what else was lost."""
+        """Have a sandbox go on with the bash session that was put to sleep, and tell what else was lost.
+
+        What is lost counts as there until it is told, also if the sandbox ends once more before that.
+        """
         if record.shell is not None:
             box.shell.go_on_as(record.shell)
         elif record.had_shell:
             box.shell.note_lost()
         if record.had_kernel:
             box.kernel.note_lost()
-        going_on = replace(record, had_shell=record.shell is not None, had_kernel=False, shell=None)
-        self.remember(replace(going_on, shell=record.shell))  # until it runs, it may be needed again
-        return going_on
+        going_on = replace(record, hibernation=None)
+        try:
+            self.remember(going_on)  # with the session: until it runs, it may be needed again
+        except BackendError as error:
+            _log.warning("%s", error)
+        return replace(going_on, shell=None)
 
     def _recovered(self, record: HostedRecord, told: list[TransactionEvent]) -> LineageView:
         restarted = RuntimeRestarted(
@@ -271,17 +298,17 @@ class SandboxKeeping:
             write_record(self._folder / record.id / _RECORD, record)
 
     async def remove(self, name: SandboxId, store: FileStore | None = None) -> None:
-        """Delete a sandbox's files, then its journal, so that it is known to have ended, then the rest.
+        """Delete a sandbox's journal, so that it is known to have ended, then its files, then the rest.
 
         Raises:
             BackendError: It cannot be deleted.
         """
         folder = self._folder / name
+        (folder / _JOURNAL).unlink(missing_ok=True)
         if store is not None:
             await store.remove()
         else:
             await self._backend.stores.remove(name)
-        (folder / _JOURNAL).unlink(missing_ok=True)
         await self._sandboxes.let_go_of_template(name)
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
 

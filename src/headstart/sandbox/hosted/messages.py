@@ -33,6 +33,7 @@ __all__ = [
     "Failed",
     "FileInfos",
     "Fork",
+    "Hibernate",
     "HostedEvent",
     "HostedInfo",
     "KeepAlive",
@@ -68,6 +69,8 @@ class SandboxState(Enum):
 
     RUNNING = "running"
     PAUSED = "paused"
+    HIBERNATED = "hibernated"
+    """Its files are on disk, and nothing of it runs; who uses it wakes it."""
     BROKEN = "broken"
     """It could not be brought back; its files are on disk."""
 
@@ -89,6 +92,8 @@ class HostedEvent(Enum):
     COMMITTED = "committed"
     PAUSED = "paused"
     RESUMED = "resumed"
+    HIBERNATED = "hibernated"
+    WOKEN = "woken"
     BROUGHT_BACK = "brought back"
     ENDED = "ended"
 
@@ -105,6 +110,7 @@ class HostedInfo:
         created_wall_s: When it was made, seconds since 1970.
         idle_s: How long nobody has used it.
         ends_after_idle_s: After how long of that it is ended; None: never.
+        hibernates_after_idle_s: After how long of that it is hibernated; None: never.
         template / network / mounts: What it was made with.
         usage: What it uses now.
         checkpoints: What it can go back to.
@@ -119,6 +125,7 @@ class HostedInfo:
     created_wall_s: float = 0.0
     idle_s: float = 0.0
     ends_after_idle_s: float | None = None
+    hibernates_after_idle_s: float | None = None
     template: str = "host"
     network: str = "none"
     mounts: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -144,6 +151,7 @@ class Create:
     options: SandboxOptions
     name: str | None = None
     ends_after_idle_s: float | None = None
+    hibernates_after_idle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +198,11 @@ class Pause(_About):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume(_About):
     """Let it go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hibernate(_About):
+    """End what runs in it, and keep its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,7 +411,7 @@ class FileInfos:
 
 codec = RecordCodec(
     (
-        *(Cancel, Create, ListSandboxes, Watch, LookUp, KeepAlive, Kill, Pause, Resume),
+        *(Cancel, Create, ListSandboxes, Watch, LookUp, KeepAlive, Kill, Pause, Resume, Hibernate),
         *(Checkpoint, Rollback, Drop, Fork, Commit),
         *(Start, StartOnTerminal, SignalProcess, RunCode, RunInShell),
         *(ReadFile, WriteFile, ListFiles, StatFile, MakeFolder, RenameFile, RemoveFile),

@@ -9,9 +9,23 @@ from typing import cast
 
 from headstart.errors import BackendError
 from headstart.runtime.codec import RecordCodec
+from headstart.runtime.kept import SandboxCheckpoint
 from headstart.sandbox.options import SandboxOptions
 
-__all__ = ["HostedRecord", "read_record", "write_record"]
+__all__ = ["Hibernation", "HostedRecord", "read_record", "write_record"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hibernation:
+    """What can be told of a sandbox while it is hibernated, without a look at its files.
+
+    Attributes:
+        version: The state's that it was hibernated in.
+        checkpoints: What it can go back to.
+    """
+
+    version: str | None = None
+    checkpoints: tuple[SandboxCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +38,10 @@ class HostedRecord:
         created_wall_s: When it was made, seconds since 1970.
         ends_with_service: It is in memory alone, and nothing of it outlives the service.
         ends_after_idle_s: After how long without use it is ended; None: never.
+        hibernates_after_idle_s: After how long without use it is hibernated; None: never.
         had_kernel / had_shell: Whether there is a Python kernel or a bash session to be lost.
-        shell: The state of a bash session that was put to sleep when the service ended; None if none was.
+        shell: The state of a bash session that was put to sleep when its processes ended; None if none was.
+        hibernation: None unless it is hibernated.
     """
 
     id: str
@@ -33,10 +49,12 @@ class HostedRecord:
     name: str | None = None
     created_wall_s: float = 0.0
     ends_after_idle_s: float | None = None
+    hibernates_after_idle_s: float | None = None
     ends_with_service: bool = False
     had_kernel: bool = False
     had_shell: bool = False
     shell: str | None = None
+    hibernation: Hibernation | None = None
 
 
 _codec = RecordCodec((HostedRecord,))

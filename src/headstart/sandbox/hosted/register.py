@@ -1,4 +1,4 @@
-"""Which sandboxes live in the service, by id and name; which cannot be brought back, and which have ended and why."""
+"""Which sandboxes live in the service, by id and name; which rest on disk alone, and which have ended and why."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from headstart.errors import ConfigError, SandboxUnknown
+from headstart.errors import ConfigError, HeadstartError, SandboxUnknown
 from headstart.sandbox.hosted.record import HostedRecord
 from headstart.sandbox.sandbox import Sandbox
 
-__all__ = ["Broken", "Hosted", "Register"]
+__all__ = ["Broken", "Hibernated", "Hosted", "Register", "Waking"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _PREFIX = "box_"
@@ -31,6 +31,9 @@ class Hosted:
         users: How many use it now; it is idle when nobody does.
         ending: Set to have its task end it; then `why` says for what reason.
         goes_on: It ends for now only: the next service has it again, or this one at once.
+        hibernates: It ends to be hibernated.
+        has_had_kernel / has_had_shell: Something was kept in these since it runs; so whoever had something before
+            was told that it is lost, if it is.
         gone: Set when it is here no more.
     """
 
@@ -42,6 +45,9 @@ class Hosted:
     users: int = 0
     why: str = ""
     goes_on: bool = False
+    hibernates: bool = False
+    has_had_kernel: bool = False
+    has_had_shell: bool = False
     ending: anyio.Event = field(default_factory=anyio.Event)
     gone: anyio.Event = field(default_factory=anyio.Event)
 
@@ -54,11 +60,12 @@ class Hosted:
         """What its user calls it; a branch has no name."""
         return None if self.branch_of else self.record.name
 
-    def end(self, why: str, *, goes_on: bool = False) -> None:
+    def end(self, why: str, *, goes_on: bool = False, hibernates: bool = False) -> None:
         """Have its task end it; the first reason counts."""
         if not self.ending.is_set():
             self.why = why
             self.goes_on = goes_on
+            self.hibernates = hibernates
             self.ending.set()
 
     def has_ended(self) -> SandboxUnknown:
@@ -86,12 +93,46 @@ class Broken:
         return self.record.name
 
 
+@dataclass(slots=True, kw_only=True)
+class Waking:
+    """A hibernated sandbox is being woken.
+
+    Attributes:
+        over: Set when it runs, or when it is known that it cannot.
+        failure: Why it cannot.
+    """
+
+    over: anyio.Event = field(default_factory=anyio.Event)
+    failure: HeadstartError | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Hibernated:
+    """One that is on disk, and nowhere else.
+
+    Attributes:
+        waking: None unless it is being woken.
+    """
+
+    record: HostedRecord
+    waking: Waking | None = None
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def name(self) -> str | None:
+        return self.record.name
+
+
 class Register:
     """Finds sandboxes, and keeps their names apart."""
 
     def __init__(self) -> None:
         self._living: dict[str, Hosted] = {}
         self._broken: dict[str, Broken] = {}
+        self._hibernated: dict[str, Hibernated] = {}
         self._ended: dict[str, str] = {}
 
     @property
@@ -103,6 +144,10 @@ class Register:
     def broken(self) -> tuple[Broken, ...]:
         return tuple(self._broken.values())
 
+    @property
+    def hibernated(self) -> tuple[Hibernated, ...]:
+        return tuple(self._hibernated.values())
+
     def branches_of(self, hosted: Hosted) -> tuple[Hosted, ...]:
         """Return the branches of a sandbox that live."""
         return tuple(each for each in self._living.values() if each.branch_of == hosted.id)
@@ -112,6 +157,7 @@ class Register:
     def note_living(self, hosted: Hosted) -> None:
         self._living[hosted.id] = hosted
         self._broken.pop(hosted.id, None)
+        self._hibernated.pop(hosted.id, None)
 
     def note_gone(self, hosted: Hosted) -> None:
         """It is here no more."""
@@ -122,9 +168,14 @@ class Register:
         """It does not run, and its files are on disk."""
         self._broken[record.id] = Broken(record=record, why=why)
 
+    def note_hibernated(self, record: HostedRecord) -> None:
+        """It rests on disk until somebody uses it."""
+        self._hibernated[record.id] = Hibernated(record=record)
+
     def note_ended(self, sandbox: str, why: str) -> None:
         """Nothing of it is left, and who asks for it is told why."""
         self._broken.pop(sandbox, None)
+        self._hibernated.pop(sandbox, None)
         self._ended[sandbox] = why
         while len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -147,7 +198,7 @@ class Register:
                 hint = "choose another, or kill that one first"
                 raise ConfigError(f"{each.id} is called {name!r} already", where="name", hint=hint)
 
-    def find(self, sandbox: str) -> Hosted | Broken:
+    def find(self, sandbox: str) -> Hosted | Broken | Hibernated:
         """Return a sandbox by its id or name, or by a beginning of its id that no other has.
 
         Raises:
@@ -176,7 +227,7 @@ class Register:
         """Return one that can be used.
 
         Raises:
-            SandboxUnknown: As `find`; or it is ending, or could not be brought back.
+            SandboxUnknown: As `find`; or it is ending, is hibernated, or could not be brought back.
         """
         found = self.find(sandbox)
         if isinstance(found, Broken):
@@ -184,12 +235,14 @@ class Register:
                 raise SandboxUnknown(f"{found.id} is being brought back", hint="ask again in a moment")
             hint = f"headstart sandbox kill {found.id} lets go of it; else the next start of the service tries again"
             raise SandboxUnknown(f"{found.id} could not be brought back: {found.why}", hint=hint)
+        if isinstance(found, Hibernated):
+            raise SandboxUnknown(f"{found.id} is hibernated", hint=f"headstart sandbox resume {found.id} wakes it")
         if found.ending.is_set():
             raise found.has_ended()
         return found
 
-    def _all(self) -> list[Hosted | Broken]:
-        return [*self._living.values(), *self._broken.values()]
+    def _all(self) -> list[Hosted | Broken | Hibernated]:
+        return [*self._living.values(), *self._broken.values(), *self._hibernated.values()]
 
 
 def _has_ended(sandbox: str, why: str) -> SandboxUnknown:

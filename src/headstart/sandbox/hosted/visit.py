@@ -121,8 +121,14 @@ class Visit:
 
     async def _do_with_host(self, received: Received) -> _Answer:
         match received.record:
-            case m.Create(options=options, name=name, ends_after_idle_s=idle_s):
-                box = await self._host.create(options, name=name, ends_after_idle_s=idle_s)
+            case m.Create():
+                asked = received.record
+                box = await self._host.create(
+                    asked.options,
+                    name=asked.name,
+                    ends_after_idle_s=asked.ends_after_idle_s,
+                    hibernates_after_idle_s=asked.hibernates_after_idle_s,
+                )
                 return _Answer(m.Named(id=box.id))
             case m.ListSandboxes():
                 return _Answer(m.Sandboxes(sandboxes=await self._host.list()))
@@ -138,22 +144,29 @@ class Visit:
             case m.Rollback(sandbox=sandbox, checkpoint=checkpoint):
                 await self._host.rollback(sandbox, checkpoint)
             case m.Drop(sandbox=sandbox, checkpoint=checkpoint):
-                with self._host.using(sandbox) as box:
+                async with self._host.awake(sandbox) as box:
                     await box.drop(checkpoint)
             case m.Fork(sandbox=sandbox, files_only=files_only):
                 branch = await self._host.fork(sandbox, files_only=files_only)
                 return _Answer(m.Named(id=branch.id))
             case m.Commit(sandbox=sandbox):
                 await self._host.commit(sandbox)
-            case m.Pause(sandbox=sandbox):
-                await self._host.pause(sandbox)
-            case m.Resume(sandbox=sandbox):
-                await self._host.resume(sandbox)
-            case m.Kill(sandbox=sandbox):
-                await self._host.kill(sandbox)
-            case m.KeepAlive(sandbox=sandbox):
-                with self._host.using(sandbox):
-                    pass
+            case _:
+                return await self._do_with_life(asked)
+        return _Answer()
+
+    async def _do_with_life(self, asked: object) -> _Answer:
+        match asked:
+            case m.Pause():
+                await self._host.pause(asked.sandbox)
+            case m.Resume():
+                await self._host.resume(asked.sandbox)
+            case m.Hibernate():
+                await self._host.hibernate(asked.sandbox)
+            case m.Kill():
+                await self._host.kill(asked.sandbox)
+            case m.KeepAlive():
+                self._host.keep_alive(asked.sandbox)
             case _:
                 raise HeadstartError(f"{type(asked).__name__} is nothing that can be asked for")
         return _Answer()
@@ -174,11 +187,11 @@ class Visit:
                     came = len(received.descriptors)
                     raise HeadstartError(f"a command needs three descriptors, and {came} came", hint=_FEWER_FILES)
                 _refuse_folders(received.descriptors)
-                with self._host.using(sandbox) as box:
+                async with self._host.awake(sandbox) as box:
                     started = box.start_on(argv, received.descriptors, alone=alone, cwd=cwd, env=env)
                     return await self._follow(received, started, lambda _: ())
             case m.StartOnTerminal(sandbox=sandbox, argv=argv, env=env, cwd=cwd, rows=rows, columns=columns):
-                with self._host.using(sandbox) as box:
+                async with self._host.awake(sandbox) as box:
                     size = TerminalSize(rows=rows, columns=columns)
                     on_terminal = box.start_on_terminal(argv, size, cwd=cwd, env=env)
                     return await self._follow(received, on_terminal, lambda process: (process.descriptor,))
@@ -210,10 +223,10 @@ class Visit:
         with _telling(received.descriptors) as on_output:
             match received.record:
                 case m.RunCode(sandbox=sandbox, code=code, timeout_s=timeout_s):
-                    with self._host.using(sandbox) as box:
+                    async with self._host.awake(sandbox) as box:
                         return _Answer(await box.run_code(code, timeout_s=timeout_s, on_output=on_output))
                 case m.RunInShell(sandbox=sandbox, code=code, timeout_s=timeout_s):
-                    with self._host.using(sandbox) as box:
+                    async with self._host.awake(sandbox) as box:
                         return _Answer(await box.run_in_shell(code, timeout_s=timeout_s, on_output=on_output))
                 case _:
                     raise AssertionError(received.record)
@@ -223,27 +236,27 @@ class Visit:
     async def _do_with_content(self, received: Received) -> _Answer:
         match received.record:
             case m.ReadFile(sandbox=sandbox, path=path, limit_bytes=limit_bytes):
-                with self._host.using(sandbox) as box:
+                async with self._host.awake(sandbox) as box:
                     content = await box.files.read(path, limit_bytes=limit_bytes)
                 return _Answer(m.Content(), (await in_memory(content),))
             case m.WriteFile(sandbox=sandbox, path=path, mode=mode):
                 if len(received.descriptors) != 1:
                     raise HeadstartError("the content to be written did not come with the request")
                 content = await content_in(received.descriptors[0])
-                with self._host.using(sandbox) as box:
+                async with self._host.awake(sandbox) as box:
                     await box.files.write(path, content, mode=mode)
                 return _Answer()
             case m.ListFiles(sandbox=sandbox, path=path):
-                with self._host.using(sandbox) as box:
+                async with self._host.awake(sandbox) as box:
                     return _Answer(m.FileInfos(files=tuple(await box.files.list(path))))
             case m.StatFile(sandbox=sandbox, path=path):
-                with self._host.using(sandbox) as box:
+                async with self._host.awake(sandbox) as box:
                     return _Answer(m.FileInfos(files=(await box.files.stat(path),)))
             case _:
                 raise AssertionError(received.record)
 
     async def _do_with_names(self, asked: m.MakeFolder | m.RenameFile | m.RemoveFile) -> _Answer:
-        with self._host.using(asked.sandbox) as box:
+        async with self._host.awake(asked.sandbox) as box:
             match asked:
                 case m.MakeFolder():
                     await box.files.make_folder(asked.path)
