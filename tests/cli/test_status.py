@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ def told(**runtime: Any) -> dict[str, Any]:
             "used_bytes": 33_000_000,
             "memory_bytes": 3_000_000_000,
             "set_aside_bytes": 1_000_000_000,
+            "hosted_bytes": 0,
             "too_large": [],
             "starting": 0,
             "starts_at_once": 2,
@@ -42,6 +44,7 @@ def told(**runtime: Any) -> dict[str, Any]:
             "isolation": "namespaces",
             "weaker": ["own user: start as root", "no limits: delegate a group"],
         },
+        "hosted": {"running": 0, "paused": 0, "hibernated": 0, "broken": 0, "branches": 0, "memory_bytes": 0},
         "predictors": [],
         "proxy": {"requests": 0, "read": 0, "active_streams": 0, "unread": []},
         "upstreams": [],
@@ -121,6 +124,19 @@ def test_servers_without_a_network_are_named_with_the_cure(capsys: pytest.Captur
 
 def test_memory_is_told_with_the_part_that_is_set_aside_for_zygotes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "33 MB of 3,000 MB in use; 1,000 MB more are set aside for zygotes" in printed(capsys, told())
+
+
+def test_hosted_sandboxes_are_counted_by_what_they_are_at_with_their_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = told()
+    assert re.search(r"hosted +no sandboxes\n", printed(capsys, found))
+    assert "by hosted sandboxes" not in printed(capsys, found)
+    found["hosted"] |= {"running": 2, "hibernated": 1, "branches": 3, "memory_bytes": 120_000_000}
+    found["pool"]["hosted_bytes"] = 118_000_000
+    text = printed(capsys, found)
+    assert re.search(r"hosted +2 running, 1 hibernated; 3 branches; 120 MB\n", text)
+    assert "33 MB of 3,000 MB in use, and another 118 MB by hosted sandboxes; 1,000 MB more" in " ".join(text.split())
 
 
 def test_more_starts_than_there_are_slots_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

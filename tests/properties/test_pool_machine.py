@@ -17,6 +17,7 @@ from headstart.core.events import (
     DrainRequested,
     Event,
     GrantLease,
+    HostedMemoryMeasured,
     Instruction,
     LeaseRefusal,
     Priority,
@@ -78,6 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.told_lost: list[tuple[SessionId, ResourceId]] = []
         self.staked: set[BetId] = set()
         self.settled: set[BetId] = set()
+        self.hosted_bytes = 0
         self.next_call = 0
         self.next_bet = 0
         self.draining = False
@@ -135,6 +137,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.boxes[start.sandbox] = Box(start.resource, start.priority, start.session, self.now_s)
         used = sum(MEMORY[box.resource] for box in self.boxes.values())
         assert used <= BUDGET, "an admitted start exceeds the memory budget"
+        if start.priority is not Priority.CLAIMED:
+            assert used + self.hosted_bytes <= BUDGET, "a guess has started on memory that hosted sandboxes use"
 
     def waiting_without_start(self) -> bool:
         return any(each.waiting for each in self.pool.inventory.queue(Priority.CLAIMED))
@@ -296,6 +300,16 @@ class PoolMachine(RuleBasedStateMachine):
         due_s = self.pool.next_deadline_s()
         if due_s is not None and due_s <= self.now_s:
             self.tell(TimerFired(at_s=self.now_s))
+
+    @rule(memory_bytes=st.sampled_from([0, 60 * MB, 200 * MB, 2 * BUDGET]))
+    def hosted_sandboxes_use(self, memory_bytes: int) -> None:
+        self.hosted_bytes = memory_bytes
+        claimed = [each.id for each in self.pool.inventory if each.claimed and each.alive]
+        self.tell(HostedMemoryMeasured(at_s=self.now_s, memory_bytes=memory_bytes))
+        for sandbox in claimed:
+            found = self.pool.inventory.find(sandbox)
+            assert found is not None
+            assert found.alive, "what is used was stopped for a hosted sandbox"
 
     @rule(resource=st.sampled_from(RESOURCES))
     def register_again(self, resource: ResourceId) -> None:

@@ -11,6 +11,7 @@ from headstart.core.actions import ActionKey
 from headstart.core.broker import BrokerPolicy
 from headstart.core.events import (
     CallArrived,
+    HostedMemoryMeasured,
     Instruction,
     PrepareForm,
     ResourceRegistered,
@@ -81,6 +82,7 @@ EVENTS: list[Entry] = [
     ),
     SandboxStartFailed(at_s=4.0, sandbox=SandboxId("sbx_1"), message=SECRET),
     SandboxExited(at_s=4.0, sandbox=SandboxId("sbx_1"), message=SECRET),
+    HostedMemoryMeasured(at_s=4.5, memory_bytes=1_000_000),
     TimerFired(at_s=5.0),
     LearnedBefore(principal=LOCAL_PRINCIPAL, data='{"version": 1}'),
 ]

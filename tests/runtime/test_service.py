@@ -397,3 +397,36 @@ async def test_a_call_that_fails_in_an_unforeseen_way_gives_its_sandbox_back(
             await service.request(scope(), NOTES, "tools/call", params, LostChannel())
         await anyio.lowlevel.checkpoint()
         assert service.broker.statistics(0.0).pool.calls == 0
+
+
+async def test_what_hosted_sandboxes_use_counts_in_the_pool_s_budget_and_is_told_when_it_has_changed(
+    open_service: OpenService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstart.runtime.service.HOUSEKEEPING_EVERY_S", 0.001)
+    used = [300_000_000]
+    asked = anyio.Event()
+
+    async def memory_bytes() -> int:
+        asked.set()
+        return used[0]
+
+    def counted(service: Service) -> int:
+        return service.broker.statistics(SystemClock().monotonic_s()).pool.hosted_bytes
+
+    async def until_counted(service: Service, expected: int) -> None:
+        with anyio.fail_after(10):
+            while counted(service) != expected:
+                await anyio.lowlevel.checkpoint()
+
+    async with open_service() as service:
+        service.count_hosted(memory_bytes)
+        await until_counted(service, 300_000_000)
+        events = (await service.statistics()).events
+        used[0] += 1_000_000
+        for _ in range(5):
+            asked = anyio.Event()
+            with anyio.fail_after(10):
+                await asked.wait()
+        assert (await service.statistics()).events == events, "little is not worth a line in the journal"
+        used[0] = 0
+        await until_counted(service, 0)

@@ -121,7 +121,10 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
         ) as proxy,
         open_door(host, settings.state_dir),
     ):
-        control = Control(settings=settings, backend=backend, service=service, proxy=proxy, clock=clock, stop=stop)
+        service.count_hosted(host.memory_bytes)
+        control = Control(
+            settings=settings, backend=backend, service=service, proxy=proxy, host=host, clock=clock, stop=stop
+        )
         routes = _Routes(gateway=gateway, proxy=proxy, control=control_app(control, token=token))
         guard = PortGuard(
             routes,

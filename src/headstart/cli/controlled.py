@@ -12,6 +12,7 @@ from headstart.config.model import Settings
 from headstart.ids import PrincipalId
 from headstart.proxy.app import ModelProxy
 from headstart.runtime.service import Service
+from headstart.sandbox.hosted import SandboxHost
 
 __all__ = ["Control"]
 
@@ -19,13 +20,14 @@ __all__ = ["Control"]
 class Control:
     """Implements `api.control.Controlled` over the service's parts."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it shows)
         self,
         *,
         settings: Settings,
         backend: Backend,
         service: Service,
         proxy: ModelProxy,
+        host: SandboxHost,
         clock: Clock,
         stop: Callable[[], None],
     ) -> None:
@@ -33,6 +35,7 @@ class Control:
         self._backend = backend
         self._service = service
         self._proxy = proxy
+        self._host = host
         self._clock = clock
         self._stop = stop
 
@@ -43,6 +46,7 @@ class Control:
             "pool": {"mode": self._settings.pool.mode.value, **plain(broker.pool)},
             "predictors": plain(broker.predictors.records),
             "waste": plain(broker.waste),
+            "hosted": plain(await self._host.summary()),
             "runtime": plain(await self._service.statistics()),
             "proxy": plain(self._proxy.statistics()),
             "upstreams": [

@@ -60,7 +60,9 @@ def _service(found: Json) -> Iterator[tuple[str, str]]:
     pool, waste, backend = found["pool"], found["waste"], found["backend"]
     yield "pool", f"{pool['mode']}; {_count(pool['sessions'], 'session')}, {_count(len(pool['sandboxes']), 'sandbox')}"
     aside = f"; {_mb(pool['set_aside_bytes'])} more are set aside for zygotes" if pool["set_aside_bytes"] else ""
-    yield "memory", f"{_mb(pool['used_bytes'])} of {_mb(pool['memory_bytes'])} in use{aside}"
+    beside = f", and another {_mb(pool['hosted_bytes'])} by hosted sandboxes" if pool["hosted_bytes"] else ""
+    yield "memory", f"{_mb(pool['used_bytes'])} of {_mb(pool['memory_bytes'])} in use{beside}{aside}"
+    yield "hosted", _hosted(found["hosted"])
     for told in pool["too_large"]:
         yield "too large", told
     besides = ", besides guesses and what takes too long" if pool["starting"] > pool["starts_at_once"] else ""
@@ -78,6 +80,15 @@ def _service(found: Json) -> Iterator[tuple[str, str]]:
         yield "no network", told
     if told := trouble(found["runtime"]):
         yield "trouble", told
+
+
+def _hosted(hosted: Json) -> str:
+    """Tell how many sandboxes live in the service, by what they are at."""
+    states = [f"{hosted[state]} {state}" for state in ("running", "paused", "hibernated", "broken") if hosted[state]]
+    if not states:
+        return "no sandboxes"
+    branches = f"; {_count(hosted['branches'], 'branch')}" if hosted["branches"] else ""
+    return f"{', '.join(states)}{branches}; {_mb(hosted['memory_bytes'])}"
 
 
 def trouble(runtime: Json) -> str:
@@ -185,5 +196,5 @@ def _mb(size_bytes: float) -> str:
 
 
 def _count(number: int, what: str) -> str:
-    plural = f"{what}es" if what.endswith(("s", "x")) else f"{what}s"
+    plural = f"{what}es" if what.endswith(("s", "x", "ch")) else f"{what}s"
     return f"{number} {what if number == 1 else plural}"

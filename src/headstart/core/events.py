@@ -24,6 +24,7 @@ __all__ = [
     "DrainRequested",
     "Event",
     "GrantLease",
+    "HostedMemoryMeasured",
     "Instruction",
     "LeaseRefusal",
     "PrepareForm",
@@ -235,6 +236,14 @@ class SandboxMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostedMemoryMeasured:
+    """What sandboxes use that live in the service, about which nothing is decided here."""
+
+    at_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired:
     """The time that the last `SetTimer` named has come."""
 
@@ -261,6 +270,7 @@ Event = (
     | SandboxExited
     | SandboxStopped
     | SandboxMeasured
+    | HostedMemoryMeasured
     | TimerFired
     | DrainRequested
 )

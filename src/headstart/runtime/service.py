@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -27,6 +27,7 @@ from headstart.core.broker import Broker
 from headstart.core.events import (
     DrainRequested,
     GrantLease,
+    HostedMemoryMeasured,
     Instruction,
     RaisePriority,
     RefuseLease,
@@ -79,6 +80,9 @@ SAVE_EVERY = 5
 RECHECK_EVERY = 60
 """Turns of housekeeping between two looks at the files of zygotes."""
 
+WORTH_TELLING_BYTES = 8_000_000
+"""How much more or less memory hosted sandboxes have to use to be told of: each time is a line in the journal."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -114,6 +118,8 @@ class Service:
         self._preparations = parts.preparations
         self._servers = parts.servers
         self._built_in = parts.built_in
+        self._hosted_memory: Callable[[], Awaitable[int]] | None = None
+        self._hosted_told_bytes = 0
         self.unusable = parts.unusable
         """Servers that could not be started as it was opened (their command does not exist), and why."""
         self.broker = Broker(parts.header.policy, BootIds(parts.header.boot))
@@ -426,10 +432,23 @@ class Service:
         for turn in itertools.count(1):
             await anyio.sleep(HOUSEKEEPING_EVERY_S)
             self._traces.collect()
+            await self._measure_hosted()
             if turn % SAVE_EVERY == 0:
                 self._save_learned()
             if turn % RECHECK_EVERY == 0:
                 await self._forms.recheck()
+
+    def count_hosted(self, memory_bytes: Callable[[], Awaitable[int]]) -> None:
+        """Count in the pool's budget what sandboxes use that live beside the pool's; it is asked about once a second."""
+        self._hosted_memory = memory_bytes
+
+    async def _measure_hosted(self) -> None:
+        if self._hosted_memory is None:
+            return
+        used_bytes = await self._hosted_memory()
+        if abs(used_bytes - self._hosted_told_bytes) >= WORTH_TELLING_BYTES:
+            self._hosted_told_bytes = used_bytes
+            self._driver.report(HostedMemoryMeasured(at_s=self._clock.monotonic_s(), memory_bytes=used_bytes))
 
     def _save_learned(self) -> None:
         for principal in self._introduced:

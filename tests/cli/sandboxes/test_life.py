@@ -287,6 +287,31 @@ def test_a_hibernated_sandbox_is_listed_as_that_and_woken_by_who_uses_it(service
     )
 
 
+def test_status_counts_hosted_sandboxes_and_their_memory_in_the_budget(service: Service) -> None:
+    service.do("kill", "--all")
+    running, hibernated = service.create(), service.create()
+    service.do("run", "--in", running, "python3 -c 'import time; held = bytearray(60_000_000); time.sleep(1000)' &")
+    service.do("hibernate", hibernated)
+
+    def status() -> dict[str, Any]:
+        told = subprocess.run(
+            [sys.executable, "-m", "headstart", "status", "--json"],
+            env=service.env,
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+        found: dict[str, Any] = json.loads(told.stdout)
+        return found
+
+    wait_until(lambda: status()["pool"]["hosted_bytes"] > 50_000_000, what="its memory counts")
+    hosted = status()["hosted"]
+    assert (hosted["running"], hosted["hibernated"], hosted["paused"]) == (1, 1, 0)
+    assert hosted["memory_bytes"] > 50_000_000
+    service.do("kill", "--all")
+    wait_until(lambda: status()["pool"]["hosted_bytes"] == 0, what="it counts no more")
+
+
 def test_events_are_told_a_line_each_until_interrupted(service: Service) -> None:
     with service.running("events") as watching:
         assert watching.stdout is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headstart.core.events import (
+    HostedMemoryMeasured,
+    Instruction,
     LeaseRefusal,
     PrepareForm,
     Priority,
@@ -14,6 +16,7 @@ from headstart.core.events import (
 from headstart.core.policy import Refusal
 from headstart.core.pool import (
     Estimates,
+    Mode,
     Pool,
     PoolPolicy,
     SandboxState,
@@ -241,6 +244,58 @@ def test_measured_memory_over_the_budget_lets_go_of_bets_but_never_of_state() ->
     assert out == [stop(2, StopReason.EVICTED)]
     out = d.tell(SandboxMeasured(at_s=d.now_s, sandbox=sbx(1), memory_bytes=300 * MB, cpu_s=1.0))
     assert out == []
+
+
+def hosted(d: Driven, memory_bytes: int) -> list[Instruction]:
+    return d.tell(HostedMemoryMeasured(at_s=d.now_s, memory_bytes=memory_bytes))
+
+
+def test_what_is_guessed_does_not_start_on_memory_that_hosted_sandboxes_use() -> None:
+    d = driven(memory_bytes=250 * MB)
+    d.register(GIT)
+    d.open(A)
+    hosted(d, 200 * MB)
+    assert d.bet(GIT) is Refusal.POOL_MEMORY
+    hosted(d, 150 * MB)
+    assert started(d.bet(GIT) or [])  # type: ignore[arg-type]
+    assert d.pool.statistics(0.0).hosted_bytes == 150 * MB
+
+
+def test_a_mode_s_own_starts_wait_until_hosted_sandboxes_leave_memory_for_them() -> None:
+    d = driven(Mode.EAGER, memory_bytes=250 * MB)
+    d.register(GIT)
+    hosted(d, 200 * MB)
+    assert started(d.open(A)) == []
+    assert started(hosted(d, 0))[0].resource == GIT
+
+
+def test_a_call_does_not_wait_for_memory_that_hosted_sandboxes_use() -> None:
+    d = driven(memory_bytes=250 * MB)
+    d.register(GIT)
+    d.open(A)
+    hosted(d, 1_000 * MB)
+    assert started(d.call(A, GIT))[0].priority is Priority.CLAIMED
+
+
+def test_hosted_sandboxes_that_grow_displace_guesses_and_nothing_that_was_used() -> None:
+    d = driven(memory_bytes=450 * MB)
+    for name in (GIT, EXCEL, ResourceId("other")):
+        d.register(name)
+    d.open(A, B)
+    for number, (session, is_read_only) in enumerate(((A, True), (B, False)), 1):
+        d.call(session, GIT, read_only=is_read_only)
+        d.ready(number)
+        d.returns(number)
+    d.bet(EXCEL, worth_s=2.0, probability=0.9)
+    d.bet(ResourceId("other"), worth_s=0.1, probability=0.1)
+    d.ready(3)
+    d.ready(4)
+    assert hosted(d, 50 * MB) == []
+    assert hosted(d, 60 * MB) == [stop(4, StopReason.EVICTED)]
+    d.stopped(4)
+    assert hosted(d, 2_000 * MB) == [stop(3, StopReason.EVICTED)]
+    assert hosted(d, 3_000 * MB) == []
+    assert (d.state(1), d.state(2)) == (SandboxState.LEASED, SandboxState.LEASED)
 
 
 def test_what_starts_really_take_replaces_the_estimate() -> None:

@@ -18,6 +18,7 @@ from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxU
 from headstart.sandbox import SandboxOptions
 from headstart.sandbox.hosted import SandboxHost
 from headstart.sandbox.hosted.messages import Event, HostedEvent
+from headstart.sandbox.hosted.summary import HostedSummary
 from headstart.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.anyio
@@ -243,3 +244,25 @@ async def test_who_does_not_read_events_misses_the_oldest_alone(host: SandboxHos
             if event.event.value == "ended":
                 break
         assert count == 1_001
+
+
+async def test_they_are_counted_by_what_they_are_at_and_many_are_measured_in_turns(host: SandboxHost) -> None:
+    assert await host.memory_bytes() == 0
+    boxes = [await host.create(PLAIN) for _ in range(18)]
+    first, second, third = [await host.memory_bytes() for _ in range(3)]
+    assert 0 < first < second
+    assert third > 0
+    branch = await host.fork(boxes[0].id)
+    await host.pause(boxes[1].id)
+    await host.hibernate(boxes[2].id)
+    for box in boxes[4:]:
+        await host.kill(box.id)
+    found = await host.summary()
+    assert (found.running, found.paused, found.hibernated, found.broken, found.branches) == (2, 1, 1, 0, 1)
+    assert 0 < found.memory_bytes < second
+    await host.kill(branch.id)
+    for box in boxes[:4]:
+        await host.kill(box.id)
+    assert await host.summary() == HostedSummary(
+        running=0, paused=0, hibernated=0, broken=0, branches=0, memory_bytes=0
+    )

@@ -43,6 +43,8 @@ class Inventory:
         self._graves: deque[tuple[SandboxId, tuple[str, ...]]] = deque(maxlen=_GRAVEYARD)
         self._used_bytes = 0
         self._stopping_bytes = 0
+        self.hosted_bytes = 0
+        """What hosted sandboxes use of the budget; they are not among these."""
         self.ended = 0
         self.ended_unused = 0
         self.ended_unused_cpu_s = 0.0

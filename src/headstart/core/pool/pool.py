@@ -27,6 +27,7 @@ from headstart.core.events import (
     DrainRequested,
     Event,
     GrantLease,
+    HostedMemoryMeasured,
     Instruction,
     Priority,
     RaisePriority,
@@ -147,6 +148,9 @@ class Pool:
                 self._stopped(event)
             case SandboxMeasured():
                 self._measured(event)
+            case HostedMemoryMeasured():
+                self.inventory.hosted_bytes = event.memory_bytes
+                self._relieve()
             case SessionOpened():
                 self._session_opened(event)
             case SessionClosed():
@@ -204,6 +208,7 @@ class Pool:
             used_bytes=self.inventory.used_bytes,
             memory_bytes=self._policy.memory_bytes,
             set_aside_bytes=self._policy.set_aside_bytes,
+            hosted_bytes=self.inventory.hosted_bytes,
             too_large=tuple(
                 refusals.too_little_memory(resource, needed_bytes, self._policy)
                 for resource, needed_bytes in self._servers.too_large().items()
@@ -566,10 +571,14 @@ class Pool:
         )
 
     def _relieve(self) -> None:
-        """More was measured than the budget has: let go of what is cheap, never of state."""
+        """More was measured than the budget has: let go of what is cheap, never of state.
+
+        For what hosted sandboxes use, that is only what nobody has claimed.
+        """
         over_bytes = self.inventory.used_bytes - self.inventory.stopping_bytes - self._policy.memory_bytes
-        for sandbox in cheapest_first(self.inventory, self._now_s) if over_bytes > 0 else ():
-            if over_bytes <= 0:
+        hosted_bytes = self.inventory.hosted_bytes
+        for sandbox in cheapest_first(self.inventory, self._now_s) if over_bytes + hosted_bytes > 0 else ():
+            if over_bytes + (0 if sandbox.claimed else hosted_bytes) <= 0:
                 return
             over_bytes -= sandbox.memory_bytes
             self._stop(sandbox, StopReason.EVICTED)

@@ -16,6 +16,10 @@ Memory is charged when a start is admitted and given back when the sandbox has s
 so the sum of what was admitted never exceeds the budget. A start that lacks memory asks
 for victims (`core/pool/eviction.py`) and stays first in line while they stop; if nothing may
 go for it, others may pass that fit without eviction.
+
+What hosted sandboxes use is their users' own and comes out of the same budget, for what is
+predicted or configured. A call that waits does not fail for it, and nobody's state goes:
+such a start sees the budget without them.
 """
 
 from __future__ import annotations
@@ -156,4 +160,7 @@ class StartQueue:
         return Room.FREEING if victims else Room.FULL
 
     def _lacking_bytes(self, newcomer: Sandbox) -> int:
-        return newcomer.memory_bytes - (self._memory_bytes - self._inventory.used_bytes)
+        free_bytes = self._memory_bytes - self._inventory.used_bytes
+        if newcomer.priority is not Priority.CLAIMED:
+            free_bytes -= self._inventory.hosted_bytes
+        return newcomer.memory_bytes - free_bytes

@@ -47,6 +47,7 @@ class PoolStatistics:
 
     Attributes:
         set_aside_bytes: What zygotes may hold beside `memory_bytes`.
+        hosted_bytes: What hosted sandboxes use of `memory_bytes`, beside `used_bytes`.
         too_large: One sentence for each server that can never start within the budget.
         queued: Starts that wait for a slot or for memory.
         backing_off: Servers that are not started now because they failed.
@@ -58,6 +59,7 @@ class PoolStatistics:
     used_bytes: int
     memory_bytes: int
     set_aside_bytes: int
+    hosted_bytes: int
     too_large: tuple[str, ...]
     starting: int
     starts_at_once: int

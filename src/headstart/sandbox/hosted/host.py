@@ -23,6 +23,7 @@ from headstart.sandbox.hosted.keeping import KeptSandbox, SandboxKeeping
 from headstart.sandbox.hosted.messages import HostedEvent, HostedInfo
 from headstart.sandbox.hosted.record import HostedRecord
 from headstart.sandbox.hosted.register import Broken, Hibernated, Hosted, Register
+from headstart.sandbox.hosted.summary import HostedSummary, MemoryCount, summary_of
 from headstart.sandbox.hosted.waking import Waker
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.sandbox import Branch, Sandbox
@@ -50,6 +51,7 @@ class SandboxHost:
         self._tasks = tasks
         self._register = Register()
         self._happenings = Happenings(clock)
+        self._memory = MemoryCount(self._register)
         self._losses: dict[str, list[float]] = {}
         self._is_ending = False
         self._waker = Waker(
@@ -400,6 +402,14 @@ class SandboxHost:
             with suppress(SandboxUnknown):  # it is ending, or being brought back
                 found.append(await self.look(each.id))
         return tuple(sorted(found, key=lambda info: info.created_wall_s))
+
+    async def memory_bytes(self) -> int:
+        """Return what all use together, as far as is known: of many, some are measured each time."""
+        return await self._memory.bytes()
+
+    async def summary(self) -> HostedSummary:
+        """Count them by what they are at."""
+        return summary_of(self._register, memory_bytes=await self.memory_bytes())
 
     # ------------------------------------------------------------ owners
 

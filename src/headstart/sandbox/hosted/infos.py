@@ -9,7 +9,7 @@ from headstart.sandbox.hosted.record import Hibernation
 from headstart.sandbox.hosted.register import Broken, Hibernated, Hosted
 from headstart.sandbox.sandbox import Sandbox
 
-__all__ = ["info_of", "info_of_resting"]
+__all__ = ["info_of", "info_of_resting", "state_of"]
 
 _NOTHING = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
 
@@ -30,7 +30,7 @@ async def info_of(hosted: Hosted, *, now_s: float) -> HostedInfo:
         id=hosted.box.id,
         name=hosted.name,
         branch_of=hosted.branch_of,
-        state=SandboxState.PAUSED if _is_paused(hosted.box) else SandboxState.RUNNING,
+        state=state_of(hosted),
         version=hosted.box.state_version,
         created_wall_s=hosted.created_wall_s,
         idle_s=0.0 if hosted.users else now_s - hosted.used_at_s,
@@ -51,7 +51,7 @@ def info_of_resting(resting: Hibernated | Broken) -> HostedInfo:
     return HostedInfo(
         id=record.id,
         name=record.name,
-        state=SandboxState.HIBERNATED if isinstance(resting, Hibernated) else SandboxState.BROKEN,
+        state=state_of(resting),
         version=kept.version,
         created_wall_s=record.created_wall_s,
         ends_after_idle_s=record.ends_after_idle_s,
@@ -62,6 +62,17 @@ def info_of_resting(resting: Hibernated | Broken) -> HostedInfo:
         checkpoints=kept.checkpoints,
         trouble=resting.why if isinstance(resting, Broken) else "",
     )
+
+
+def state_of(found: Hosted | Hibernated | Broken) -> SandboxState:
+    """Return what it is at."""
+    match found:
+        case Hibernated():
+            return SandboxState.HIBERNATED
+        case Broken():
+            return SandboxState.BROKEN
+        case Hosted():
+            return SandboxState.PAUSED if _is_paused(found.box) else SandboxState.RUNNING
 
 
 def _is_paused(box: Sandbox) -> bool:
