@@ -8,16 +8,20 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from dataclasses import dataclass
 from typing import NewType, Protocol
 
 __all__ = [
     "LOCAL_PRINCIPAL",
+    "NODE_RULE",
     "PRINCIPAL_SCOPE_KEY",
     "SESSION_NAME_RULE",
     "CallId",
     "CheckpointId",
     "GenerationId",
+    "IdParts",
     "IdSource",
+    "NodeIds",
     "PrincipalId",
     "RandomIds",
     "ResourceId",
@@ -25,6 +29,7 @@ __all__ = [
     "SequentialIds",
     "SessionId",
     "StateVersion",
+    "is_node_name",
     "is_session_name",
     "session_named",
 ]
@@ -83,6 +88,52 @@ def session_named(principal: PrincipalId, name: str) -> SessionId:
     return SessionId(name if principal == LOCAL_PRINCIPAL else f"{principal}/{name}")
 
 
+NODE_RULE = "a node's name is 1 to 24 lowercase letters, digits and -, with neither of its ends a -"
+_NODE = r"[a-z0-9](?:[a-z0-9-]{0,22}[a-z0-9])?"
+_ID = re.compile(rf"([a-z]+)_(?:({_NODE})-)?([A-Za-z0-9_]*)")
+
+
+def is_node_name(name: str) -> bool:
+    """Whether a machine may be called so in ids.
+
+    >>> [is_node_name(name) for name in ("gpu-3", "7", "", "-a", "a-", "A", "a_b", "x" * 25)]
+    [True, True, False, False, False, False, False, False]
+    """
+    return re.fullmatch(_NODE, name) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdParts:
+    """What an id says: `box_4f1c…`, or, where there are several machines, `box_gpu-3-4f1c…`.
+
+    >>> str(IdParts(kind="box", node="gpu-3", unique="4f1c")), str(IdParts(kind="box", unique="4f1c"))
+    ('box_gpu-3-4f1c', 'box_4f1c')
+
+    Attributes:
+        node: The machine that it was made on; None where that is not said.
+        unique: What tells it from others.
+    """
+
+    kind: str
+    unique: str
+    node: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> IdParts | None:
+        """Return the parts of an id, or of the beginning of one; None if it is none.
+
+        >>> IdParts.read("box_gpu-3-4f1c"), IdParts.read("box_4f1c")
+        (IdParts(kind='box', unique='4f1c', node='gpu-3'), IdParts(kind='box', unique='4f1c', node=None))
+        >>> IdParts.read("work"), IdParts.read("box_GPU-4f1c")
+        (None, None)
+        """
+        found = _ID.fullmatch(text)
+        return None if found is None else cls(kind=found[1], node=found[2], unique=found[3])
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{self.unique}" if self.node is None else f"{self.kind}_{self.node}-{self.unique}"
+
+
 class IdSource(Protocol):
     """Makes ids that were never used before."""
 
@@ -96,6 +147,21 @@ class RandomIds:
 
     def new(self, kind: str) -> str:
         return f"{kind}_{secrets.token_hex(12)}"
+
+
+class NodeIds:
+    """Ids that say on which machine they were made.
+
+    >>> NodeIds(SequentialIds(), "gpu-3").new("box")
+    'box_gpu-3-1'
+    """
+
+    def __init__(self, ids: IdSource, node: str) -> None:
+        self._ids = ids
+        self._node = node
+
+    def new(self, kind: str) -> str:
+        return str(IdParts(kind=kind, node=self._node, unique=self._ids.new(kind).removeprefix(f"{kind}_")))
 
 
 class SequentialIds:

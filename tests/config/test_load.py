@@ -126,6 +126,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     [
         ("[pool]\nmode = 'fast'", "headstart.toml:2: pool.mode: 'fast' is not possible here"),
         ("[pool]\nmemroy_mb = 3", 'headstart.toml:2: pool.memroy_mb: unknown key. hint: did you mean "memory_mb"?'),
+        ("[service]\nnode = 'GPU 3'", "headstart.toml:2: service.node: 'GPU 3' cannot name a node"),
         ("[service]\nhost = '0.0.0.0'", "headstart.toml:2: service.host: 0.0.0.0 can be reached from other machines"),
         ("[upstreams]\nmcp = 'http://h/v1'", "headstart.toml:2: upstreams.mcp: this prefix is taken"),
         ("[upstreams]\na = 'http://h/v1/v1'", "headstart.toml:2: upstreams.a: the path has /v1 twice"),

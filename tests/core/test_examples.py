@@ -16,6 +16,7 @@ import pytest
         ("headstart.core.policy", 1),
         ("headstart.core.transitions", 1),
         ("headstart.core.waste", 1),
+        ("headstart.ids", 6),
     ],
 )
 def test_examples_in_docstrings_are_true(module: str, at_least: int) -> None:

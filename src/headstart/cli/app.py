@@ -98,6 +98,7 @@ async def open_application(settings: Settings, *, token: str, stop: Callable[[],
             folder=settings.state_dir / "hosted",
             clock=clock,
             ids=ids,
+            node=service_settings.node,
         ) as host,
         Service.open(
             settings=settings,

@@ -106,6 +106,7 @@ class ServiceTable(_Strict):
     journal: Literal["digests", "full"] | None = None
     learn: bool | None = None
     learn_text: bool | None = None
+    node: str | None = None
 
 
 class SandboxTable(_Strict):

@@ -53,7 +53,7 @@ from headstart.config.problems import (
 )
 from headstart.config.proxies import proxy_from_environment, read_proxy
 from headstart.errors import ConfigError
-from headstart.ids import ResourceId
+from headstart.ids import NODE_RULE, ResourceId, is_node_name
 
 __all__ = ["check_port_safety", "check_upstream_url", "load_settings", "read_mcp_file"]
 
@@ -118,7 +118,13 @@ def load_settings(
         sandbox=_sandbox(file, base=base, where=str(config), text=text, variables=variables),
     )
     check_port_safety(settings, where=f"{config}:{line_in_toml(text, ['service', 'host'])}" if config else "--host")
+    _check_node(settings.service.node, where=f"{config}:{line_in_toml(text, ['service', 'node'])}")
     return settings
+
+
+def _check_node(node: str | None, *, where: str) -> None:
+    if node is not None and not is_node_name(node):
+        raise ConfigError(f"{node!r} cannot name a node", where=where, key="service.node", hint=NODE_RULE)
 
 
 def _set_there(server: ServerSettings, config: Path, text: str, *, written: bool) -> ServerSettings:

@@ -223,6 +223,7 @@ class ServiceSettings:
         learn_timeout_s: How long a first list waits for learning.
         journal: `digests` or `full` (content too).
         learn: Add to what is known of a principal's habits; without it, what was learned before is used.
+        node: What this machine is called in the ids of hosted sandboxes, where there are several; None: nothing.
         learn_text: Remember texts that led to calls; None: only while there is one principal.
     """
 
@@ -239,6 +240,7 @@ class ServiceSettings:
     journal: str = "digests"
     learn: bool = True
     learn_text: bool | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,9 @@ __all__ = ["on_disk", "open_host"]
 
 
 @asynccontextmanager
-async def open_host(tmp_path: Path, *, ids: IdSource | None = None) -> AsyncGenerator[SandboxHost]:
+async def open_host(
+    tmp_path: Path, *, ids: IdSource | None = None, node: str | None = None
+) -> AsyncGenerator[SandboxHost]:
     """Host sandboxes of the local backend, those of an earlier host in this folder first."""
     async with (
         open_local_backend(tmp_path / "backend") as backend,
@@ -26,6 +28,7 @@ async def open_host(tmp_path: Path, *, ids: IdSource | None = None) -> AsyncGene
             folder=tmp_path / "hosted",
             clock=SystemClock(),
             ids=ids or RandomIds(),
+            node=node,
         ) as opened,
     ):
         yield opened

@@ -15,6 +15,7 @@ from tests.machine import may_make_namespaces
 from tests.sandbox.hosted.hosting import open_host
 
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
+from headstart.ids import IdParts
 from headstart.sandbox import SandboxOptions
 from headstart.sandbox.hosted import SandboxHost
 from headstart.sandbox.hosted.messages import Event, HostedEvent
@@ -67,6 +68,36 @@ class AlikeIds:
 
     def new(self, kind: str) -> str:
         return f"{kind}_abcd{next(self._next):04}"
+
+
+async def test_an_id_says_its_node_and_is_found_with_it_or_without(tmp_path: Path) -> None:
+    if not may_make_namespaces():
+        pytest.skip("the local backend cannot run here: no namespaces")
+    async with open_host(tmp_path) as host:
+        before = (await host.create(PLAIN)).id
+    async with open_host(tmp_path, node="gpu-3") as host:
+        box = await host.create(PLAIN)
+        branch = await host.fork(box.id)
+        parts = IdParts.read(box.id)
+        assert parts is not None
+        assert (str(parts), parts.node, len(parts.unique)) == (box.id, "gpu-3", 24)
+        assert branch.id.startswith("box_gpu-3-")
+        for said in (box.id, parts.unique[:6], f"gpu-3-{parts.unique[:6]}", f"box_gpu-3-{parts.unique[:6]}"):
+            assert (await host.look(said)).id == box.id
+        with pytest.raises(SandboxUnknown, match="could be "):
+            await host.look("gpu-3")
+        assert (await host.look(before[:10])).id == before, "one that was made before the machine had a name"
+        for said in ("box_gpu-4-0123456789ab", "box_gpu-4-01"):
+            with pytest.raises(SandboxUnknown) as told:
+                await host.look(said)
+            assert str(told.value) == f"{said} lives on the node gpu-4, and this one is gpu-3"
+        with pytest.raises(SandboxUnknown, match="there is no sandbox 'box_gpu-3-00'"):
+            await host.look("box_gpu-3-00")
+        await host.commit(branch.id)
+    async with open_host(tmp_path) as host:
+        assert {each.id for each in await host.list()} == {before, box.id}
+        with pytest.raises(SandboxUnknown, match="lives on the node gpu-4, and this one has no name"):
+            await host.look("box_gpu-4-0123456789ab")
 
 
 async def test_a_name_goes_before_the_beginning_of_an_id_and_is_free_again_after_its_end(host: SandboxHost) -> None:

@@ -27,6 +27,7 @@ from headstart.cli.sandbox.options import (
 from headstart.cli.settings import StateOption
 from headstart.cli.terminal import print_json, shown, table
 from headstart.cli.terminal import show as show_parts
+from headstart.ids import IdParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -204,11 +205,18 @@ def _telling_length(ids: Sequence[str]) -> int:
 
     >>> _telling_length(["box_0123456789ab", "box_0123456700ab"]), _telling_length(["box_0123456789ab"])
     (13, 12)
+    >>> _telling_length(["box_gpu-3-0123456789ab"])
+    18
     """
-    length = _SHORT_ID
+    length = max(map(_short_length, ids), default=0)
     while len({each[:length] for each in ids}) < len(set(ids)):
         length += 1
     return length
+
+
+def _short_length(id_: str) -> int:
+    parts = IdParts.read(id_)
+    return _SHORT_ID + (len(parts.node) + 1 if parts is not None and parts.node is not None else 0)
 
 
 def _facts(info: HostedInfo) -> list[Any]:

@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from headstart.backends.contract import Backend
 from headstart.clock import Clock
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
-from headstart.ids import IdSource, SandboxId
+from headstart.ids import IdSource, NodeIds, SandboxId
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.hosted.happenings import Happenings
@@ -44,12 +44,14 @@ _log = logging.getLogger(__name__)
 class SandboxHost:
     """Implements what clients of the service can do with sandboxes; opened with `SandboxHost.open`."""
 
-    def __init__(self, keeping: SandboxKeeping, *, clock: Clock, ids: IdSource, tasks: TaskGroup) -> None:
+    def __init__(
+        self, keeping: SandboxKeeping, *, clock: Clock, ids: IdSource, tasks: TaskGroup, node: str | None = None
+    ) -> None:
         self._keeping = keeping
         self._clock = clock
         self._ids = ids
         self._tasks = tasks
-        self._register = Register()
+        self._register = Register(node)
         self._happenings = Happenings(clock)
         self._memory = MemoryCount(self._register)
         self._losses: dict[str, list[float]] = {}
@@ -64,7 +66,14 @@ class SandboxHost:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, backend: Backend, *, templates: TemplateStore, folder: Path, clock: Clock, ids: IdSource
+        cls,
+        backend: Backend,
+        *,
+        templates: TemplateStore,
+        folder: Path,
+        clock: Clock,
+        ids: IdSource,
+        node: str | None = None,
     ) -> AsyncGenerator[SandboxHost]:
         """Host sandboxes while the block runs, those of an earlier service first.
 
@@ -76,13 +85,15 @@ class SandboxHost:
             folder: Where is what is remembered of them.
             clock: Tells their ages.
             ids: Names them.
+            node: What this machine is called in their ids, where there are several; None: nothing.
 
         Raises:
             ConfigError: The folder cannot be used.
         """
+        ids = ids if node is None else NodeIds(ids, node)
         async with Sandboxes.on(backend, templates=templates, ids=ids) as sandboxes, open_tasks() as tasks:
             keeping = SandboxKeeping(backend, sandboxes, folder, clock=clock, ids=ids)
-            host = cls(keeping, clock=clock, ids=ids, tasks=tasks)
+            host = cls(keeping, clock=clock, ids=ids, tasks=tasks, node=node)
             try:
                 await host._bring_back()
                 yield host
@@ -518,7 +529,10 @@ class SandboxHost:
         """Return when a sandbox is to end, or has ended by itself."""
 
         async def watch_life() -> None:
-            await hosted.box.wait_lost()
+            try:
+                await hosted.box.wait_lost()
+            except TransactionRefused:  # a branch that was committed before anybody could look
+                return
             goes_on = self._keeping.outlives_service(hosted.record) and hosted.branch_of is None
             hosted.end(_LOST, goes_on=goes_on)
 

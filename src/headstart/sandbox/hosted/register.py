@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from headstart.errors import ConfigError, HeadstartError, SandboxUnknown
+from headstart.ids import IdParts
 from headstart.sandbox.hosted.record import HostedRecord
 from headstart.sandbox.sandbox import Sandbox
 
@@ -127,9 +128,14 @@ class Hibernated:
 
 
 class Register:
-    """Finds sandboxes, and keeps their names apart."""
+    """Finds sandboxes, and keeps their names apart.
 
-    def __init__(self) -> None:
+    Args:
+        node: What this machine is called in ids; None: nothing.
+    """
+
+    def __init__(self, node: str | None = None) -> None:
+        self._node = node
         self._living: dict[str, Hosted] = {}
         self._broken: dict[str, Broken] = {}
         self._hibernated: dict[str, Hibernated] = {}
@@ -199,7 +205,7 @@ class Register:
                 raise ConfigError(f"{each.id} is called {name!r} already", where="name", hint=hint)
 
     def find(self, sandbox: str) -> Hosted | Broken | Hibernated:
-        """Return a sandbox by its id or name, or by a beginning of its id that no other has.
+        """Return a sandbox by its id or name, or by a beginning of its id, or of what follows its node, that no other has.
 
         Raises:
             SandboxUnknown: There is none, or there are several; of one that has ended, the message says why.
@@ -208,7 +214,7 @@ class Register:
         beginning = sandbox.removeprefix(_PREFIX)
         found = [each for each in everybody if sandbox in {each.id, each.name}]
         if not found and len(beginning) >= _SHORTEST_BEGINNING:
-            found = [each for each in everybody if each.id.removeprefix(_PREFIX).startswith(beginning)]
+            found = [each for each in everybody if _begins(each.id, beginning)]
         if len(found) == 1:
             return found[0]
         if found:
@@ -218,10 +224,19 @@ class Register:
             raise SandboxUnknown(f"there is no sandbox {sandbox[:_LONGEST_NAME]!r}…", hint=_WHO_LIVES)
         if sandbox in self._ended:
             raise _has_ended(sandbox, self._ended[sandbox])
+        self._refuse_other_node(sandbox)
         words = [word for each in everybody for word in (each.id, each.name) if word]
         near = difflib.get_close_matches(sandbox, words, n=1)
         hint = f"did you mean {near[0]}?" if near else _WHO_LIVES
         raise SandboxUnknown(f"there is no sandbox {sandbox!r}", hint=hint)
+
+    def _refuse_other_node(self, sandbox: str) -> None:
+        parts = IdParts.read(sandbox)
+        if parts is None or f"{parts.kind}_" != _PREFIX or parts.node in {None, self._node}:
+            return
+        here = f"this one is {self._node}" if self._node else "this one has no name"
+        hint = f"ask the service there; {_WHO_LIVES} here"
+        raise SandboxUnknown(f"{sandbox} lives on the node {parts.node}, and {here}", hint=hint)
 
     def find_living(self, sandbox: str) -> Hosted:
         """Return one that can be used.
@@ -243,6 +258,13 @@ class Register:
 
     def _all(self) -> list[Hosted | Broken | Hibernated]:
         return [*self._living.values(), *self._broken.values(), *self._hibernated.values()]
+
+
+def _begins(sandbox: str, beginning: str) -> bool:
+    """Whether an id begins so, with its node or without."""
+    parts = IdParts.read(sandbox)
+    unique = parts.unique if parts is not None else ""
+    return sandbox.removeprefix(_PREFIX).startswith(beginning) or unique.startswith(beginning)
 
 
 def _has_ended(sandbox: str, why: str) -> SandboxUnknown:
