@@ -29,6 +29,7 @@ __all__ = [
     "SequentialIds",
     "SessionId",
     "StateVersion",
+    "begins_id",
     "is_node_name",
     "is_session_name",
     "session_named",
@@ -132,6 +133,24 @@ class IdParts:
 
     def __str__(self) -> str:
         return f"{self.kind}_{self.unique}" if self.node is None else f"{self.kind}_{self.node}-{self.unique}"
+
+
+SHORTEST_BEGINNING = 3
+
+
+def begins_id(id_: str, beginning: str) -> bool:
+    """Whether an id begins so: with its kind and node, with its node, or with what is unique of it.
+
+    >>> [begins_id("box_gpu-3-4f1c", said) for said in ("box_gpu-3-4f", "gpu-3-4", "4f1", "4f", "f1c", "box_")]
+    [True, True, True, False, False, False]
+    """
+    parts = IdParts.read(id_)
+    if parts is None:
+        return False
+    rest = beginning.removeprefix(f"{parts.kind}_")
+    if len(rest) < SHORTEST_BEGINNING:
+        return False
+    return parts.unique.startswith(rest) or id_.removeprefix(f"{parts.kind}_").startswith(rest)
 
 
 class IdSource(Protocol):

@@ -80,6 +80,10 @@ def test_all_are_killed_only_if_all_are_there(service: Service) -> None:
         (("create", "--idle", "-3"), 2, "error: ends_after_idle_s: -3 is no time"),
         (("create", "--memory", "-3"), 2, "error: memory_mb: -3 is not possible"),
         (("create", "--network", "all"), 2, "error: network: there is no network 'all'"),
+        (("create", "--mount", "m/ro:foo"), 2, "error: --mount: m/ro:foo: 'foo' is no way to mount"),
+        (("create", "--disk", "-1"), 2, "error: disk_mb: -1.0 is not possible"),
+        (("run", "--timeout", "-1", "true"), 2, "error: --timeout: -1 is no time"),
+        (("run", "--timeout", "0", "true"), 2, "error: --timeout: 0 is no time"),
         (("create", "--mount", "/nonesuch"), 1, "error: sandbox: /nonesuch is to be mounted, but does not exist"),
         (("ls", "nonesuch"), 1, "error: there is no sandbox 'nonesuch'"),
         (("cp", "a", "b"), 2, "error: headstart sandbox cp: one of the two must be in a sandbox"),
@@ -218,8 +222,31 @@ def test_a_state_is_kept_gone_back_to_and_dropped(service: Service) -> None:
     assert service.do("rollback", name).told == (0, "", [])
     assert service.do("run", "--in", name, "cat f").out == b"1\n"
     assert [each["id"] for each in service.do("show", name).json["checkpoints"]] == [kept]
-    assert service.do("drop", name, kept).told == (0, "", [])
+    service.do("run", "--in", name, "echo 2 > f")
+    assert service.do("rollback", name, kept[:10]).told == (0, "", [])
+    assert service.do("run", "--in", name, "cat f").out == b"1\n"
+    assert service.do("rollback", name, "chk_").status == 1
+    assert service.do("drop", name, kept.removeprefix("chk_")[:8]).told == (0, "", [])
     assert service.do("rollback", name, kept).status == 1
+
+
+def test_how_much_may_be_written_can_be_said(service: Service) -> None:
+    name = service.create("--disk", "20")
+    done = service.do("run", "--in", name, "head -c 60000000 /dev/zero > f; stat -c %s f")
+    assert done.status == 0
+    assert int(done.out) < 40_000_000
+
+
+def test_one_that_has_ended_is_told_as_that_by_its_name_too(service: Service) -> None:
+    name = service.create()
+    id_ = service.id_of(name)
+    service.do("kill", name)
+    for said, told in ((id_, id_), (name, f"{name} ({id_})")):
+        ended = service.do("show", said)
+        assert ended.told[::2] == (
+            1,
+            [f"error: {told} has ended: it was killed", "hint: headstart sandbox list shows who lives"],
+        )
 
 
 def test_a_branch_is_committed_or_in_conflict_or_killed(service: Service) -> None:
@@ -325,6 +352,15 @@ def test_events_are_told_a_line_each_until_interrupted(service: Service) -> None
         seen.append(json.loads(watching.stdout.readline()))
         watching.send_signal(signal.SIGINT)
         assert watching.wait(20) == 130
+        assert watching.stderr is not None
+        assert watching.stderr.read() == b""
+    with service.running("events") as watching:
+        assert watching.stdout is not None
+        while not select.select([watching.stdout], [], [], 0.5)[0]:  # it may not watch yet
+            service.do("kill", service.create())
+        watching.send_signal(signal.SIGINT)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) in {130, -signal.SIGINT}, "the second may come when nothing of it is left"
         assert watching.stderr is not None
         assert watching.stderr.read() == b""
     assert [(each["event"], each["about"]) for each in seen] == [("created", ""), ("ended", "it was killed")]

@@ -100,6 +100,27 @@ async def test_an_id_says_its_node_and_is_found_with_it_or_without(tmp_path: Pat
             await host.look("box_gpu-4-0123456789ab")
 
 
+async def test_the_beginning_of_a_checkpoint_s_id_is_enough_if_no_other_has_it(tmp_path: Path) -> None:
+    if not may_make_namespaces():
+        pytest.skip("the local backend cannot run here: no namespaces")
+    async with open_host(tmp_path, ids=AlikeIds()) as host:
+        box = await host.create(PLAIN)
+        kept: list[str] = []
+        for content in (b"1", b"2"):
+            await box.files.write("f", content)
+            kept.append((await host.checkpoint(box.id)).id)
+        with pytest.raises(TransactionRefused, match=f"'abcd' could be {kept[0]}, {kept[1]}"):
+            await host.rollback(box.id, "abcd")
+        async with host.happenings.watching() as events:
+            await host.rollback(box.id, kept[0].removeprefix("chk_"))
+            assert (await anext(events)).about == kept[0]
+        assert await box.files.read("f") == b"1"
+        with pytest.raises(TransactionRefused):
+            await host.rollback(box.id, "none")
+        await host.drop(box.id, kept[1])
+        await host.rollback(box.id, "abcd")
+
+
 async def test_a_name_goes_before_the_beginning_of_an_id_and_is_free_again_after_its_end(host: SandboxHost) -> None:
     one = await host.create(PLAIN)
     other = await host.create(PLAIN, name=one.id.removeprefix("box_")[:5])

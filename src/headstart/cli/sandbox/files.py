@@ -63,7 +63,10 @@ def cp(
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Copy a folder with all in it.")] = False,
     state_dir: StateOption = None,
 ) -> None:
-    """Copy files into a sandbox or out of one. Modes are kept, links are passed over."""
+    """Copy files into a sandbox or out of one. Modes are kept; links in a folder are passed over, and told.
+
+    A target that ends in / is a folder that is there, or what a folder's copy is to be called.
+    """
     come_from, go_to = _Place.read(source), _Place.read(target)
     if (come_from.sandbox is None) == (go_to.sandbox is None):
         hint = "write SANDBOX:PATH for one of them (and ./a:b for a path here that has a colon)"
@@ -76,7 +79,7 @@ def cp(
         if come_from.sandbox is None:
             await copying.take_in(Path(come_from.path).expanduser(), go_to.path)
         else:
-            await copying.hand_out(come_from.path, Path(go_to.path).expanduser())
+            await copying.hand_out(come_from.path, go_to.path)
 
     _told_as_ours(lambda: with_service(state_dir, work), sandbox)
 
@@ -105,8 +108,12 @@ class _Copying:
 
     async def take_in(self, source: Path, target: str) -> None:
         """Copy from here; into a folder that is there, under its own name."""
-        if target.endswith("/") or target == "." or await self._is_folder(target):
+        if target == "." or await self._is_folder(target):
             target = str(PurePosixPath(target, source.resolve().name))
+        elif target.endswith("/") and not source.is_dir():
+            hint = f"make it first: headstart sandbox run --in SANDBOX mkdir -p {shown(target)}"
+            raise HeadstartError(f"{shown(target)}: there is no such folder in the sandbox", hint=hint)
+        target = str(PurePosixPath(target))
         facts = source.stat()
         if stat.S_ISREG(facts.st_mode):
             await self._box.files.write(target, source.read_bytes(), mode=stat.S_IMODE(facts.st_mode))
@@ -115,7 +122,7 @@ class _Copying:
             with HostFolder.opened(source) as folder:
                 await self._take_in(folder, target, deep=0)
         else:
-            _pass_over(source)
+            _tell_passed_over(str(source), is_link=False)
 
     async def _take_in(self, folder: HostFolder, target: str, *, deep: int) -> None:
         _check_depth(folder.path, deep)
@@ -127,15 +134,18 @@ class _Copying:
                         await self._take_in(inner, f"{target}/{name}", deep=deep + 1)
                 case stat.S_IFREG if (content := folder.read(name)) is not None:
                     await self._box.files.write(f"{target}/{name}", content[0], mode=content[1])
-                case _:
-                    _pass_over(folder.path / name)
+                case kind:
+                    _tell_passed_over(str(folder.path / name), is_link=kind == stat.S_IFLNK)
 
-    async def hand_out(self, source: str, target: Path) -> None:
+    async def hand_out(self, source: str, to: str) -> None:
         """Copy from the sandbox; into a folder that is there, under its own name."""
         info = await self._box.files.stat(source)
         if info.kind.value not in {"file", "folder"}:
             hint = "name what it leads to, or copy with tar: headstart sandbox run --in SANDBOX tar -c PATH | tar -x"
             raise ConfigError(f"is no file and no folder but a {info.kind.value}", where=shown(info.path), hint=hint)
+        target = Path(to).expanduser()
+        if to.endswith("/") and info.kind.value == "file" and not target.is_dir():
+            raise HeadstartError(f"{shown(to)}: there is no such folder", hint="make it first")
         if target.is_dir():
             target /= PurePosixPath(info.path).name
         if target.name in {"", ".."}:  # it would be laid over the folder around it
@@ -155,7 +165,7 @@ class _Copying:
                     await self._hand_out(each, inner, each.name, deep=deep + 1)
                 inner.set_mode(info.mode & _PERMISSIONS | stat.S_IRWXU)
         else:
-            _pass_over(info.path)
+            _tell_passed_over(info.path, is_link=info.kind.value == "link")
 
     async def _is_folder(self, path: str) -> bool:
         try:
@@ -173,8 +183,9 @@ def _check_depth(path: Path, deep: int) -> None:
         raise ConfigError(f"is more than {_DEEPEST} folders deep", where=shown(str(path)), hint="copy it with tar")
 
 
-def _pass_over(path: Path | str) -> None:
-    say(f"passed over: {shown(str(path))} is neither a file nor a folder")
+def _tell_passed_over(path: str, *, is_link: bool) -> None:
+    what = "a link (tar keeps those)" if is_link else "neither a file nor a folder"
+    say(f"passed over: {shown(path)} is {what}")
 
 
 def _told_as_ours(work: Callable[[], _T], sandbox: str) -> _T:

@@ -11,6 +11,7 @@ import typer
 from headstart.cli.plain import plain
 from headstart.cli.sandbox.options import (
     CpuOption,
+    DiskOption,
     EnvOption,
     JsonOption,
     MemoryOption,
@@ -48,6 +49,7 @@ def create(  # noqa: PLR0913 (a command's options)
     network: NetworkOption = "none",
     memory_mb: MemoryOption = 2_000,
     cpu_cores: CpuOption = None,
+    disk_mb: DiskOption = 1_000,
     ends_after_idle_s: Annotated[
         float | None, typer.Option("--idle", metavar="S", help="End it when nobody has used it for so long.")
     ] = None,
@@ -61,7 +63,13 @@ def create(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Create a sandbox; it lives in the service until it is killed."""
     options = sandbox_options(
-        template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores
+        template=template,
+        mounts=mounts,
+        env=env,
+        network=network,
+        memory_mb=memory_mb,
+        cpu_cores=cpu_cores,
+        disk_mb=disk_mb,
     )
 
     async def work(service: HostedSandboxes) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from headstart.cli.interrupts import run_interruptible
 from headstart.cli.terminal import print_json, say
 from headstart.errors import ConfigError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CpuOption",
+    "DiskOption",
     "EnvOption",
     "FilesOnlyOption",
     "JsonOption",
@@ -46,6 +48,7 @@ EnvOption = Annotated[
 ]
 NetworkOption = Annotated[str, typer.Option("--network", help="none or host.")]
 MemoryOption = Annotated[int, typer.Option("--memory", metavar="MB", help="The most it may use.")]
+DiskOption = Annotated[float, typer.Option("--disk", metavar="MB", help="The most it may write, outside of rw mounts.")]
 CpuOption = Annotated[float | None, typer.Option("--cpu", metavar="CORES", help="The most it may use.")]
 SandboxArgument = Annotated[
     str, typer.Argument(metavar="SANDBOX", help="Its id or name; the beginning of its id is enough.")
@@ -54,10 +57,12 @@ FilesOnlyOption = Annotated[bool, typer.Option("--files-only", help="Leave out w
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, also on a terminal.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the id alone.")]
 
+_MODES = ("ro", "rw", "overlay")
+
 _T = TypeVar("_T")
 
 
-def sandbox_options(
+def sandbox_options(  # noqa: PLR0913 (what these commands take)
     *,
     template: str,
     mounts: list[str] | None,
@@ -65,6 +70,7 @@ def sandbox_options(
     network: str,
     memory_mb: int,
     cpu_cores: float | None,
+    disk_mb: float,
 ) -> SandboxOptions:
     """Return what a sandbox is to be made with.
 
@@ -79,14 +85,24 @@ def sandbox_options(
         network=network,
         memory_mb=memory_mb,
         cpu_cores=cpu_cores,
+        disk_mb=disk_mb,
         env=dict(variable(each) for each in env or ()),
     )
 
 
 def mount(written: str) -> tuple[str, str]:
-    """Split `PATH[:MODE]`; a path may have colons, so only a known mode counts as one."""
+    """Split `PATH[:MODE]`; a path may have colons, so only a known mode counts as one.
+
+    Raises:
+        ConfigError: Neither is the whole a path that is there, nor its end a mode.
+    """
     path, colon, mode = written.rpartition(":")
-    return (path, mode) if colon and mode in {"ro", "rw", "overlay"} else (written, "ro")
+    if colon and mode in _MODES:
+        return path, mode
+    if colon and "/" not in mode and not Path(written).expanduser().exists():
+        hint = f"write {path or 'PATH'}:MODE, with one of {', '.join(_MODES)}; or correct the path, if the colon is part of it"
+        raise ConfigError(f"{mode!r} is no way to mount", where="--mount", key=written, hint=hint)
+    return written, "ro"
 
 
 def variable(written: str) -> tuple[str, str]:
@@ -108,15 +124,13 @@ def with_service(state_dir: Path | None, work: Callable[[HostedSandboxes], Await
         NoService: None is running.
         Exception: What the work raises; what the system says of a file in a sandbox is told as an error of the command's.
     """
-    import anyio
-
     from headstart.sandbox import connect
 
     async def main() -> _T:
         async with connect(state_dir) as service:
             return await work(service)
 
-    return anyio.run(main)
+    return run_interruptible(main)
 
 
 def as_json(*, asked: bool) -> bool:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from headstart.cli.interrupts import run_interruptible
 from headstart.cli.sandbox.options import (
     CpuOption,
+    DiskOption,
     EnvOption,
     MemoryOption,
     MountOption,
@@ -40,7 +42,7 @@ NO_SANDBOX_STATUS = 125
 
 _CHUNK_BYTES = 65_536
 
-_OF_A_NEW_ONE = ("template", "mounts", "network", "memory_mb", "cpu_cores")
+_OF_A_NEW_ONE = ("template", "mounts", "network", "memory_mb", "cpu_cores", "disk_mb")
 
 
 def run(  # noqa: PLR0913 (a command's options)
@@ -57,6 +59,7 @@ def run(  # noqa: PLR0913 (a command's options)
     network: NetworkOption = "none",
     memory_mb: MemoryOption = 2_000,
     cpu_cores: CpuOption = None,
+    disk_mb: DiskOption = 1_000,
     timeout_s: Annotated[float | None, typer.Option("--timeout", metavar="S", help="Kill it after this long.")] = None,
     state_dir: StateOption = None,
 ) -> None:
@@ -64,20 +67,27 @@ def run(  # noqa: PLR0913 (a command's options)
 
     Its exit status is the command's; 124 if it took too long, 125 if it could not be run.
     """
-    import anyio
-
+    if timeout_s is not None and not timeout_s > 0:
+        hint = "say seconds above 0, or nothing to wait for as long as it takes"
+        raise ConfigError(f"{timeout_s:g} is no time", where="--timeout", hint=hint)
     try:
         if sandbox is None:
             options = sandbox_options(
-                template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores
+                template=template,
+                mounts=mounts,
+                env=env,
+                network=network,
+                memory_mb=memory_mb,
+                cpu_cores=cpu_cores,
+                disk_mb=disk_mb,
             )
             where = None if cwd is None else str(Path(cwd).expanduser().absolute())
             state = state_dir_of(state_dir)
-            status = anyio.run(lambda: _run_in_new(options, state, command, cwd=where, timeout_s=timeout_s))
+            status = run_interruptible(lambda: _run_in_new(options, state, command, cwd=where, timeout_s=timeout_s))
         else:
             _refuse_options_of_a_new_one(context, sandbox)
             variables = dict(variable(each) for each in env or ())
-            status = anyio.run(
+            status = run_interruptible(
                 lambda: _run_in_living(sandbox, state_dir, command, cwd=cwd, env=variables, timeout_s=timeout_s)
             )
     except CommandTimedOut as error:

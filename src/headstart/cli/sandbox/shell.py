@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headstart.cli.interrupts import run_interruptible
 from headstart.cli.sandbox.options import (
     CpuOption,
+    DiskOption,
     EnvOption,
     MemoryOption,
     MountOption,
@@ -52,20 +54,25 @@ def shell(  # noqa: PLR0913 (a command's options)
     network: NetworkOption = "none",
     memory_mb: MemoryOption = 2_000,
     cpu_cores: CpuOption = None,
+    disk_mb: DiskOption = 1_000,
     state_dir: StateOption = None,
 ) -> None:
     """Open a terminal in a sandbox; its exit status is the shell's."""
-    import anyio
-
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "this is no terminal", where="headstart sandbox shell", hint="headstart sandbox run runs a command without"
         )
     options = sandbox_options(
-        template=template, mounts=mounts, env=env, network=network, memory_mb=memory_mb, cpu_cores=cpu_cores
+        template=template,
+        mounts=mounts,
+        env=env,
+        network=network,
+        memory_mb=memory_mb,
+        cpu_cores=cpu_cores,
+        disk_mb=disk_mb,
     )
     variables = {"TERM": os.environ.get("TERM", "xterm-256color"), **dict(variable(each) for each in env or ())}
-    raise typer.Exit(anyio.run(_shell, sandbox, state_dir, options, cwd, variables))
+    raise typer.Exit(run_interruptible(lambda: _shell(sandbox, state_dir, options, cwd, variables)))
 
 
 async def _shell(

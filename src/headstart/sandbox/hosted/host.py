@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from headstart.backends.contract import Backend
 from headstart.clock import Clock
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
-from headstart.ids import IdSource, NodeIds, SandboxId
+from headstart.ids import CheckpointId, IdSource, NodeIds, SandboxId, begins_id
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.hosted.happenings import Happenings
@@ -126,7 +126,7 @@ class SandboxHost:
 
     def _note_broken(self, record: HostedRecord, error: HeadstartError) -> None:
         if isinstance(error, SandboxUnknown):
-            self._register.note_ended(record.id, str(error))
+            self._register.note_ended(record.id, str(error), name=record.name)
             return
         self._register.note_broken(record, str(error))
         _log.error("sandbox %s could not be brought back, and stays on disk: %s", record.id, error)
@@ -227,15 +227,26 @@ class SandboxHost:
             return kept
 
     async def rollback(self, sandbox: str, to: str) -> None:
-        """See `Sandbox.rollback`.
+        """See `Sandbox.rollback`; the beginning of a checkpoint's id is enough, if no other of the sandbox's has it.
 
         Raises:
             SandboxUnknown: There is none.
             Exception: What `Sandbox.rollback` raises.
         """
         async with self.awake(sandbox) as box:
-            await box.rollback(to)
-            self.happenings.tell(HostedEvent.ROLLED_BACK, box.id, about=to)
+            chosen = _checkpoint_of(box, to)
+            await box.rollback(chosen)
+            self.happenings.tell(HostedEvent.ROLLED_BACK, box.id, about=chosen)
+
+    async def drop(self, sandbox: str, checkpoint: str) -> None:
+        """See `Sandbox.drop`.
+
+        Raises:
+            SandboxUnknown: There is none.
+            Exception: What `Sandbox.drop` raises.
+        """
+        async with self.awake(sandbox) as box:
+            await box.drop(_checkpoint_of(box, checkpoint))
 
     async def pause(self, sandbox: str) -> None:
         """See `Sandbox.pause`. One that is hibernated stays so: it stands still.
@@ -325,7 +336,7 @@ class SandboxHost:
     async def _kill_resting(self, resting: Broken | Hibernated) -> None:
         if isinstance(resting, Broken) and not resting.why:
             self._register.find_living(resting.id)  # which tells what it is at
-        self._register.note_ended(resting.id, "it was killed")  # before anybody can wake it
+        self._register.note_ended(resting.id, "it was killed", name=resting.name)  # before anybody can wake it
         await self._keeping.remove(SandboxId(resting.id))
         self.happenings.tell(HostedEvent.ENDED, resting.id, about="it was killed")
 
@@ -579,6 +590,17 @@ class SandboxHost:
         hosted.gone.set()
         event = HostedEvent.HIBERNATED if hosted.hibernates else HostedEvent.ENDED
         self.happenings.tell(event, hosted.id, about=hosted.why)
+
+
+def _checkpoint_of(box: Sandbox, said: str) -> CheckpointId:
+    """Return which of its checkpoints is meant; one that it does not have is told by who looks for it."""
+    known = [each.id for each in box.checkpoints]
+    if said in known:
+        return CheckpointId(said)
+    found = [each for each in known if begins_id(each, said)]
+    if len(found) > 1:
+        raise TransactionRefused(f"{said!r} could be {', '.join(found)}", hint="write more of its id")
+    return found[0] if found else CheckpointId(said)
 
 
 def _check_idle(where: str, idle_s: float | None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from headstart.errors import ConfigError, HeadstartError, SandboxUnknown
-from headstart.ids import IdParts
+from headstart.ids import IdParts, begins_id
 from headstart.sandbox.hosted.record import HostedRecord
 from headstart.sandbox.sandbox import Sandbox
 
@@ -17,7 +17,6 @@ __all__ = ["Broken", "Hibernated", "Hosted", "Register", "Waking"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _PREFIX = "box_"
-_SHORTEST_BEGINNING = 3
 _LONGEST_NAME = 63
 _MOST_ENDED = 1_000
 _WHO_LIVES = "headstart sandbox list shows who lives"
@@ -140,6 +139,8 @@ class Register:
         self._broken: dict[str, Broken] = {}
         self._hibernated: dict[str, Hibernated] = {}
         self._ended: dict[str, str] = {}
+        self._ended_as: dict[str, str] = {}
+        """By name, which sandbox was the last that was called so."""
 
     @property
     def living(self) -> tuple[Hosted, ...]:
@@ -168,7 +169,7 @@ class Register:
     def note_gone(self, hosted: Hosted) -> None:
         """It is here no more."""
         del self._living[hosted.id]
-        self.note_ended(hosted.id, hosted.why)
+        self.note_ended(hosted.id, hosted.why, name=hosted.name)
 
     def note_broken(self, record: HostedRecord, why: str = "") -> None:
         """It does not run, and its files are on disk."""
@@ -178,13 +179,17 @@ class Register:
         """It rests on disk until somebody uses it."""
         self._hibernated[record.id] = Hibernated(record=record)
 
-    def note_ended(self, sandbox: str, why: str) -> None:
-        """Nothing of it is left, and who asks for it is told why."""
+    def note_ended(self, sandbox: str, why: str, *, name: str | None) -> None:
+        """Nothing of it is left, and who asks for it by its id or name is told why."""
         self._broken.pop(sandbox, None)
         self._hibernated.pop(sandbox, None)
         self._ended[sandbox] = why
+        if name is not None:
+            self._ended_as[name] = sandbox
         while len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
+        while len(self._ended_as) > _MOST_ENDED:
+            del self._ended_as[next(iter(self._ended_as))]
 
     # ------------------------------------------------------------ names
 
@@ -211,10 +216,9 @@ class Register:
             SandboxUnknown: There is none, or there are several; of one that has ended, the message says why.
         """
         everybody = self._all()
-        beginning = sandbox.removeprefix(_PREFIX)
         found = [each for each in everybody if sandbox in {each.id, each.name}]
-        if not found and len(beginning) >= _SHORTEST_BEGINNING:
-            found = [each for each in everybody if _begins(each.id, beginning)]
+        if not found:
+            found = [each for each in everybody if begins_id(each.id, sandbox)]
         if len(found) == 1:
             return found[0]
         if found:
@@ -224,6 +228,8 @@ class Register:
             raise SandboxUnknown(f"there is no sandbox {sandbox[:_LONGEST_NAME]!r}…", hint=_WHO_LIVES)
         if sandbox in self._ended:
             raise _has_ended(sandbox, self._ended[sandbox])
+        if (named := self._ended_as.get(sandbox, "")) in self._ended:
+            raise _has_ended(f"{sandbox} ({named})", self._ended[named])
         self._refuse_other_node(sandbox)
         words = [word for each in everybody for word in (each.id, each.name) if word]
         near = difflib.get_close_matches(sandbox, words, n=1)
@@ -258,13 +264,6 @@ class Register:
 
     def _all(self) -> list[Hosted | Broken | Hibernated]:
         return [*self._living.values(), *self._broken.values(), *self._hibernated.values()]
-
-
-def _begins(sandbox: str, beginning: str) -> bool:
-    """Whether an id begins so, with its node or without."""
-    parts = IdParts.read(sandbox)
-    unique = parts.unique if parts is not None else ""
-    return sandbox.removeprefix(_PREFIX).startswith(beginning) or unique.startswith(beginning)
 
 
 def _has_ended(sandbox: str, why: str) -> SandboxUnknown:

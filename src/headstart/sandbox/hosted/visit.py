@@ -144,8 +144,7 @@ class Visit:
             case m.Rollback(sandbox=sandbox, checkpoint=checkpoint):
                 await self._host.rollback(sandbox, checkpoint)
             case m.Drop(sandbox=sandbox, checkpoint=checkpoint):
-                async with self._host.awake(sandbox) as box:
-                    await box.drop(checkpoint)
+                await self._host.drop(sandbox, checkpoint)
             case m.Fork(sandbox=sandbox, files_only=files_only):
                 branch = await self._host.fork(sandbox, files_only=files_only)
                 return _Answer(m.Named(id=branch.id))

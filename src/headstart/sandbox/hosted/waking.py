@@ -71,7 +71,7 @@ class Waker:
         try:
             await self._start(hibernated.record)
         except SandboxUnknown as error:
-            self._register.note_ended(hibernated.id, str(error))
+            self._register.note_ended(hibernated.id, str(error), name=hibernated.name)
         except HeadstartError as error:
             waking.failure, hibernated.waking = error, None
         else:
