@@ -559,6 +559,21 @@ class LeavesThings(Mutant):
         return Leftovers(processes=1)
 
 
+class AllAreOne(Mutant):
+    async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> RunningSandbox:
+        return await super().start(prepared, Identity(sandbox=identity.sandbox), background=background)
+
+
+class NamesItsForksAfterItself(MutantSandbox):
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        return await super().fork(at, replace(identity, machine_id=f"{1:032x}"))
+
+
+class NeverNamesItsForksAfterItself(MutantSandbox):
+    async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
+        return await super().fork(at, replace(identity, boot_id=None))
+
+
 class ConfusesIdentities(Mutant):
     async def start(self, prepared: Prepared, identity: Identity, *, background: bool = False) -> RunningSandbox:
         return await super().start(prepared, replace(identity, env={}), background=background)
@@ -694,6 +709,18 @@ PROGRAM_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str
     (LeavesPrograms, "whose block is left", "nothing of it is left"),
 ]
 
+
+IDENTITY_MUTANTS: list[tuple[Callable[[Backend], Backend], str, str]] = [
+    (AllAreOne, "shows the names of its identity", "it shows its own names"),
+    (lambda backend: Mutant(backend, NamesItsForksAfterItself), "a fork shows the names", "the names that it is given"),
+    (
+        lambda backend: Mutant(backend, NeverNamesItsForksAfterItself),
+        "a fork shows the names",
+        "the names that it is given",
+    ),
+]
+
+
 PAUSE_MUTANTS: list[tuple[Callable[[RunningSandbox], RunningSandbox], str, str]] = [
     (SaysOnlyThatItIsPaused, "stands still, daemons too", "output stops"),
     (DoesNothingWhenItIsPaused, "is refused at once", "run is refused; seen: 'it worked'"),
@@ -726,6 +753,21 @@ async def test_a_broken_promise_about_programs_is_noticed(
     finally:
         while LEFT:
             await LEFT.pop().aclose()
+
+
+@pytest.mark.parametrize(
+    ("make", "part", "promise"),
+    IDENTITY_MUTANTS,
+    ids=["all are one", "forks are their origin", "forks are the machine"],
+)
+async def test_a_broken_promise_about_identities_is_noticed(
+    make: Callable[[Backend], Backend], part: str, promise: str, tmp_path: Path
+) -> None:
+    try:
+        with pytest.raises(ContractViolation, match=promise):
+            await named(part)(local(make), tmp_path)
+    except BackendUnavailable as gap:
+        pytest.skip(f"the local backend cannot run here: {gap}")
 
 
 @pytest.mark.parametrize(("make", "part", "promise"), LAYER_MUTANTS, ids=[m[0].__name__ for m in LAYER_MUTANTS])
@@ -769,4 +811,4 @@ async def test_what_is_not_claimed_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_every_check_has_a_title_of_its_own() -> None:
     titles = [check.title for check in CHECKS]
-    assert len(set(titles)) == len(titles) == 67
+    assert len(set(titles)) == len(titles) == 69

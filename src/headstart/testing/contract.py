@@ -26,6 +26,7 @@ from typing import Final
 
 from headstart.testing.contract_commands import COMMAND_CHECKS
 from headstart.testing.contract_files import FILE_CHECKS
+from headstart.testing.contract_identity import IDENTITY_CHECKS
 from headstart.testing.contract_isolation import ISOLATION_CHECKS
 from headstart.testing.contract_layers import LAYER_CHECKS
 from headstart.testing.contract_life import LIFE_CHECKS
@@ -42,6 +43,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *FILE_CHECKS,
     *LAYER_CHECKS,
     *PROGRAM_CHECKS,
+    *IDENTITY_CHECKS,
     *STORE_CHECKS,
     *LIFE_CHECKS,
     *PAUSE_CHECKS,

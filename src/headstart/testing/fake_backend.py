@@ -73,6 +73,7 @@ class StartRecord:
     form: PrepareForm
     background: bool
     env: Mapping[str, str]
+    identity: Identity
 
 
 class Hold:
@@ -200,6 +201,7 @@ class FakeBackend:
                 form=prepared.form,
                 background=background,
                 env={**template.command.env, **identity.env},
+                identity=identity,
             )
         )
         await self._pass("start", template.name)

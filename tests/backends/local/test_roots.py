@@ -119,12 +119,17 @@ async def test_a_root_works_whatever_is_where_we_put_things(
 PLACES = (
     "etc",
     "etc/passwd",
+    "etc/hostname",
     "etc/hosts",
+    "etc/machine-id",
     "etc/resolv.conf",
     "etc/mtab",
     "tmp",
     "var",
     "var/tmp",
+    "var/lib",
+    "var/lib/dbus",
+    "var/lib/dbus/machine-id",
     "var/run",
     "home",
     "home/sandbox",
@@ -330,3 +335,16 @@ def test_what_stands_in_a_strangers_root_imports_nothing(tmp_path: Path) -> None
     command = [sys.executable, "-c", IMPORTS, str(tmp_path / "state")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "ModuleNotFoundError\n"
+
+
+async def test_a_root_tells_no_machine_id_of_its_own_anywhere(hostile: Hostile, tmp_path: Path) -> None:
+    (hostile.root / "etc").mkdir(exist_ok=True)
+    (hostile.root / "etc/machine-id").write_text("f" * 32 + "\n")
+    (hostile.root / "var/lib/dbus").mkdir(parents=True)
+    (hostile.root / "var/lib/dbus/machine-id").write_text("f" * 32 + "\n")
+    (hostile.root / "var/lib/dbus/other").write_text("of the root\n")
+    own = Identity(sandbox=SandboxId("sb_1"), machine_id="a" * 32)
+    async with sandbox_in(tmp_path / "state", hostile.template, identity=own) as sandbox:
+        assert await output(sandbox, "cat /etc/machine-id /var/lib/dbus/machine-id") == "\n".join(["a" * 32] * 2)
+        assert await output(sandbox, "cat /var/lib/dbus/other") == "of the root"
+    hostile.check()

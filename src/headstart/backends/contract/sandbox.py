@@ -166,7 +166,8 @@ class RunningSandbox(Protocol):
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
         """Start another sandbox that begins with a checkpoint of this one, of one that it was forked from, or of a fork.
 
-        Neither sees what the other does. To go back is to go on in a fork.
+        Neither sees what the other does. To go back is to go on in a fork. It carries the identity that it is
+        given, whatever its origin's is; what processes and files know of that is theirs.
 
         Raises:
             BackendError: There is no such checkpoint (any more), or it could not be started.

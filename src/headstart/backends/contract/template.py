@@ -137,12 +137,21 @@ class Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What one sandbox carries as its own."""
+    """What one sandbox carries as its own. Two that have all but `sandbox` in common cannot be told apart inside.
+
+    Attributes:
+        sandbox: Its id; no other has it.
+        hostname: What `hostname` and `/etc/hostname` say; it leads to its loopback.
+        machine_id: What `/etc/machine-id` says: 32 hexadecimal digits, lower case; None: nothing.
+        boot_id: What `/proc/sys/kernel/random/boot_id` says: a UUID; None: the machine's own.
+        env: Added over the command's environment (secrets of the principal).
+    """
 
     sandbox: SandboxId
     hostname: str = "sandbox"
+    machine_id: str | None = None
+    boot_id: str | None = None
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Added over the command's environment (secrets of the principal)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +174,8 @@ class Capabilities:
     """Sandboxes can be paused and resumed."""
     descriptors: bool = False
     """Commands can be started on given descriptors, and on terminals."""
+    identities: bool = False
+    """Each sandbox that starts cold, and each fork of one, shows the names that its `Identity` says."""
     durable: bool = False
     """Files can outlive the service, in a `FileStore`."""
     weaker: tuple[str, ...] = ()

@@ -108,6 +108,7 @@ class LocalBackend:
             roots=True,
             pausing=True,
             descriptors=True,
+            identities=True,
             durable=self._stores.are_possible,
             network=frozenset({Network.NONE, Network.HOST}),
             limits={"memory", "pids", "cpu"} <= self._groups.controllers,
@@ -193,6 +194,7 @@ class LocalBackend:
             "layers": [FIRST_LAYER],
             "store": None,
             "goes_on": False,
+            "own": {},
             "zygote": False,
         }
 
@@ -234,6 +236,7 @@ class LocalBackend:
         layers = lineage.stands[identity.sandbox]
         order = {
             "hostname": identity.hostname,
+            "own": {} if tree.template.preload is not None else layout.own_files(identity),
             "group_settings": self._groups.settings(tree.template.limits, background=background),
             "layers": list(layers),
             "goes_on": goes_on,

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headstart.backends.contract import Mount, MountMode, Network, Template
+from headstart.backends.contract import Identity, Mount, MountMode, Network, Template
 from headstart.backends.local.guest.userns import SANDBOX_ID
 from headstart.errors import BackendError
 
-__all__ = ["base_folders", "hidden_targets", "overlay_targets", "tree_plan"]
+__all__ = ["base_folders", "hidden_targets", "overlay_targets", "own_files", "tree_plan"]
 
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -50,6 +50,8 @@ _SYSTEMS_OWN = frozenset(
 
 _SCRATCH = {"/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777}  # noqa: S108  inside
 _TOP_LEVEL = 2
+_MACHINE_ID, _BOOT_ID = "/etc/machine-id", "/proc/sys/kernel/random/boot_id"
+_OTHER_MACHINE_ID = "/var/lib/dbus/machine-id"
 _LINKS = {"/var/run": "/run", "/var/lock": "/run/lock", "/etc/mtab": "/proc/self/mounts"}
 
 
@@ -114,7 +116,7 @@ def _of_a_root(template: Template, root: Path, mounts: list[dict[str, Any]]) -> 
         "copies": ["/etc/resolv.conf"]
         if template.network is Network.HOST and Path("/etc/resolv.conf").is_file()
         else [],
-        "links": _LINKS,
+        "links": _LINKS | ({_OTHER_MACHINE_ID: _MACHINE_ID} if _has_another_machine_id(resolved) else {}),
         "binds": mounts,
     }
 
@@ -123,6 +125,13 @@ def _folder(template: Template, folder: Path) -> Path:
     if not folder.is_dir():
         raise BackendError(f"{template.name}: {folder} is no folder (any more)", hint="build the template again")
     return folder
+
+
+def _has_another_machine_id(root: Path) -> bool:
+    """Whether a root shows a machine id in a second place, and the way there is in the root."""
+    *folders, _ = Path(_OTHER_MACHINE_ID).parents
+    way = [Path(f"{root}{part}") for part in (_OTHER_MACHINE_ID, *folders)]
+    return way[0].is_file() and not any(part.is_symlink() for part in way)
 
 
 def base_folders(template: Template) -> dict[str, str]:
@@ -218,9 +227,26 @@ def _files(template: Template) -> dict[str, str]:
             "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
         ),
         "/etc/group": f"root:x:0:\nsandbox:x:{number}:\nnogroup:x:65534:\n",
-        "/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost ip6-loopback\n",
+        "/etc/hosts": _hosts("sandbox"),
         "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
         "/etc/hostname": "sandbox\n",
+        **(
+            {_MACHINE_ID: ""} if template.preload is None else {}
+        ),  # forks of a zygote have no room for one of their own
         "/etc/shells": "/bin/sh\n",
         "/etc/gitconfig": "[safe]\n\tdirectory = *\n",  # where ids cannot be mapped, what is mounted is nobody's
     }
+
+
+def _hosts(name: str) -> str:
+    return f"127.0.0.1 localhost {name}\n::1 localhost ip6-localhost ip6-loopback\n"
+
+
+def own_files(identity: Identity) -> dict[str, str]:
+    """Return what tells a sandbox who it is, by path: for trees that no zygote is in."""
+    files = {"/etc/hostname": f"{identity.hostname}\n", "/etc/hosts": _hosts(identity.hostname)}
+    if identity.machine_id is not None:
+        files[_MACHINE_ID] = f"{identity.machine_id}\n"
+    if identity.boot_id is not None:
+        files[_BOOT_ID] = f"{identity.boot_id}\n"
+    return files

@@ -62,6 +62,7 @@ def enter(plan: dict[str, Any], wanted: Callable[[], dict[str, int]]) -> None:
             this sandbox; `plain` (bool): whether they show as they are at `private.PLAIN`.
             `covered` (list of str): mounts below a private folder or an overlay, which stay
             visible.
+            `own` (dict): empty; forks made ahead have no files that tell them who they are.
             `based` (bool): whether the private folders begin with what is at `private.BASE`.
             `seccomp` (str): base64 of a BPF program, `""` for none.
             `rlimits` (dict of name to int): `resource.RLIMIT_<name>` soft and hard limits.

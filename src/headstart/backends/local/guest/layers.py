@@ -33,7 +33,7 @@ LOW_PRIORITY = 10
 """What merging layers adds to its niceness: whoever has something to do is to go on with it."""
 
 _COPY = syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE
-_CARRIED = ("/proc", "/dev/pts")
+_CARRIED = ("/proc", "/dev/pts", *private.OWN_FILES)
 _MOST_TOLD = 8
 _LOOKS = 8
 """Who forks faster than we look is not seen at each look, but soon again; who ends by himself is not."""

@@ -42,6 +42,8 @@ __all__ = [
     "EMPTY",
     "HOST_PROC",
     "NEXT",
+    "OWN",
+    "OWN_FILES",
     "PLAIN",
     "PREVIOUS",
     "SCRATCH",
@@ -67,6 +69,12 @@ NEXT = CLOSED + "/next"
 PREVIOUS = CLOSED + "/previous"
 HOST_PROC = "/.headstart/proc"
 EMPTY = "/.headstart/empty"
+OWN = CLOSED + "/own"
+"""Where the files are that tell a sandbox who it is; they are bound to where those belong."""
+
+OWN_FILES = ("/etc/hostname", "/etc/hosts", "/etc/machine-id")
+"""Files of a tree in whose place a sandbox may have one of its own."""
+
 PLAIN = "/.headstart/plain"
 """Where a zygote's tree has each folder that its forks lay overlays on, by its place in the plan's `overlays`."""
 
@@ -95,12 +103,13 @@ def lay_private_parts(
             `overlays`, `plain` (whether `PLAIN` has them, too), `covered` (mounts below a
             private folder or an overlay, which stay visible), `layers` (names, the lowest first;
             the last one is new unless the sandbox `goes_on` with it), `store` (whose layers they are,
-            or None), `based` (whether there is something at `BASE`), as in `confine.enter`.
+            or None), `based` (whether there is something at `BASE`), as in `confine.enter`; `own` (path → text: files
+            that tell it who it is, among `OWN_FILES` or in /proc).
         owner: Who owns the private folders, if not whoever mounts.
         masked: Hide what /proc tells about the machine, and `PLAIN`. Not for a zygote: its
             forks could then not mount a /proc of their own.
         scratch: A detached mount of the folder that has the lower layers; a new tmpfs is made if there are none.
-        carried: Detached mounts, by where they belong, of /proc and /dev/pts; new ones are made unless given.
+        carried: Detached mounts, by where they belong, of /proc, /dev/pts and `OWN_FILES`; new ones are made unless given.
     """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     *below, top = plan["layers"]
@@ -124,6 +133,7 @@ def lay_private_parts(
     os.chdir("/")
     if carried is None:
         _mount_kernels_own(flags)
+        _show_own(plan["own"], flags)
         if masked:
             _mask(plan)
     else:
@@ -134,6 +144,24 @@ def lay_private_parts(
 def _mount_kernels_own(flags: int) -> None:
     syscalls.mount("proc", "/proc", "proc", flags | syscalls.MS_NOEXEC)
     syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "newinstance,ptmxmode=0666")
+
+
+def _show_own(files: dict[str, str], flags: int) -> None:
+    """Show files of the sandbox's own, which it cannot write, in the place of what is there."""
+    if not files:
+        return
+    syscalls.mount("headstart", OWN, "tmpfs", flags | syscalls.MS_NOEXEC, "mode=0,size=64k,nr_inodes=16")
+    sources = {path: f"{OWN}/{number}" for number, path in enumerate(files)}
+    for path, source in sources.items():
+        descriptor = os.open(source, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444)
+        os.fchmod(descriptor, 0o444)
+        os.write(descriptor, files[path].encode())
+        os.close(descriptor)
+    mount = syscalls.open_tree(OWN, 0)
+    syscalls.mount_setattr(mount, syscalls.MOUNT_ATTR_RDONLY, recursive=False)
+    os.close(mount)
+    for path, source in sources.items():
+        syscalls.mount(source, path, None, syscalls.MS_BIND)
 
 
 def _lay_overlay(target: str, plan: dict[str, Any], owner: tuple[int, int] | None) -> None:

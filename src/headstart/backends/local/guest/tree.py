@@ -32,6 +32,7 @@ from headstart.backends.local.guest.private import (
     EMPTY,
     HOST_PROC,
     NEXT,
+    OWN,
     PLAIN,
     PREVIOUS,
     SCRATCH,
@@ -55,7 +56,7 @@ _DEVICE_LINKS = {
     "/dev/stderr": "/proc/self/fd/2",
 }
 _OURS = {
-    **dict.fromkeys((BASE, SCRATCH, STATE, NEXT, PREVIOUS, HOST_PROC, PLAIN), 0o755),
+    **dict.fromkeys((BASE, OWN, SCRATCH, STATE, NEXT, PREVIOUS, HOST_PROC, PLAIN), 0o755),
     EMPTY: 0o555,
     CLOSED: 0,
 }
