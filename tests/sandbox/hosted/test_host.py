@@ -241,6 +241,14 @@ async def test_a_create_that_is_cancelled_at_any_moment_leaves_nothing_or_one_th
             await host.kill(each)
 
 
+async def test_a_branch_can_be_committed_or_killed_the_moment_it_is_there(host: SandboxHost) -> None:
+    box = await host.create(PLAIN)
+    for end in (host.commit, host.kill) * 3:
+        await end((await host.fork(box.id)).id)
+    assert await ids(host) == [box.id]
+    assert (await box.run("true")).ok
+
+
 async def test_a_fork_that_is_cancelled_at_any_moment_leaves_its_sandbox_and_no_branch_that_is_dead(
     host: SandboxHost,
 ) -> None:
