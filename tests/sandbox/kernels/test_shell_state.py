@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import anyio
 import pytest
 
@@ -124,8 +126,9 @@ async def test_capturing_changes_nothing(box: headstart.Sandbox) -> None:
         await box.shell.run("set -eu; x=1; sleep 1000 & pid=$!; (exit 0)")
         first = await box.shell.capture()
         again = await box.shell.capture()
-        steady = [line for line in first.splitlines() if "SECONDS" not in line]
-        assert [line for line in again.splitlines() if "SECONDS" not in line] == steady
+        moves = re.compile("RANDOM=|.*SECONDS")  # how RANDOM moves on is tried below
+        steady = [line for line in first.splitlines() if not moves.match(line)]
+        assert [line for line in again.splitlines() if not moves.match(line)] == steady
         done = await box.shell.run("echo $? $- $(($! == pid)); kill $pid")
         assert done.stdout.split()[0] == "0"
         assert done.stdout.split()[2] == "1"
@@ -160,3 +163,48 @@ async def test_what_is_no_state_is_refused_and_a_folder_that_is_gone_is_told(box
         with pytest.raises(BackendError, match="its folder is not there"):
             await box.shell.restore(state)
         assert (await box.shell.run("echo $x")).stdout == "1\n"
+
+
+DRAW = "echo $RANDOM $RANDOM $RANDOM"
+
+
+async def test_random_goes_on_alike_in_the_session_and_wherever_its_state_is_restored(box: headstart.Sandbox) -> None:
+    with anyio.fail_after(60):
+        state = await box.shell.capture() if (await box.shell.run("RANDOM=42")).ok else ""
+        drawn = (await box.shell.run(DRAW)).stdout
+        for _ in range(2):
+            await box.shell.restore(state)
+            assert (await box.shell.run(DRAW)).stdout == drawn
+        await box.shell.run("RANDOM=42")
+        assert state.splitlines()[1] in (await box.shell.capture()).splitlines()
+        assert (await box.shell.run(DRAW)).stdout == drawn, "it follows from what it was seeded with"
+
+
+async def test_random_is_another_where_it_is_seeded_anew(box: headstart.Sandbox) -> None:
+    with anyio.fail_after(60):
+        await box.shell.run("RANDOM=42; kept=1")
+        state = await box.shell.capture()
+        drawn = [(await box.shell.run(DRAW)).stdout]
+        for seed in (7, 8, 7):
+            box.shell.go_on_as(state, seed=seed)
+            drawn.append((await box.shell.run(DRAW)).stdout)
+            assert (await box.shell.run("echo $kept")).stdout == "1\n"
+        assert len(set(drawn)) == 3
+        assert drawn[1] == drawn[3]
+
+
+@pytest.mark.parametrize("made", ["unset RANDOM; RANDOM=hello", "readonly RANDOM", "unset RANDOM", "IFS=0123456789"])
+async def test_a_random_that_is_none_any_more_does_no_harm(made: str, box: headstart.Sandbox) -> None:
+    with anyio.fail_after(60):
+        assert await moved(box, f"{made}\nx=1", 'echo "$x"') == "1\n"
+
+
+async def test_the_hostname_is_that_of_where_a_session_is_restored_unless_it_was_changed(
+    box: headstart.Sandbox,
+) -> None:
+    with anyio.fail_after(60):
+        await box.shell.run("x=1")
+        state = await box.shell.capture()
+        assert "HOSTNAME" not in state
+        assert (await box.shell.run("[[ $HOSTNAME == $(hostname) ]] && HOSTNAME=mine")).ok
+        assert 'declare -- HOSTNAME="mine"' in await box.shell.capture()

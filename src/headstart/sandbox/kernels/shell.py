@@ -39,6 +39,7 @@ __headstart_end >&59
 """
 _CAPTURE_S = 60.0
 _HEADER = "# headstart shell state 1\n"
+_RANDOM = re.compile(re.escape(_HEADER) + r"(?:RANDOM=\d+\n)?")
 _REPORT = re.compile(rb"(\d{1,3}) (.*)\n", re.DOTALL)
 _SIGNALLED = 128
 
@@ -111,6 +112,9 @@ class Shell:
     async def capture(self) -> str:
         """Return the session's state as bash code: variables, functions, aliases, options, traps, folder, umask.
 
+        From then on, this session and whoever restores it draw the same numbers from `RANDOM`. They follow from those
+        that were drawn before, but are not the ones that would have come: where its generator stands, bash does not tell.
+
         Not among it: jobs, open descriptors, the folder stack, completions, limits. Bytes that are no UTF-8 are lone
         surrogates, as in `os.fsdecode`.
 
@@ -169,9 +173,16 @@ class Shell:
                 self._asleep = state
                 await self._keeper.let_go()
 
-    def go_on_as(self, state: str | None) -> None:
-        """Let the next command find this state (None: that of a new session), whatever there was."""
+    def go_on_as(self, state: str | None, *, seed: int | None = None) -> None:
+        """Let the next command find this state (None: that of a new session), whatever there was.
+
+        Args:
+            state: What `capture` returned.
+            seed: With what `RANDOM` begins; None: it goes on as the state says. (`SRANDOM` is the system's.)
+        """
         self._keeper.begin_anew()
+        if state is not None and seed is not None:
+            state = _RANDOM.sub(f"{_HEADER}RANDOM={seed}\n", state, count=1)
         self._asleep = state
 
     async def _wake(self) -> None:

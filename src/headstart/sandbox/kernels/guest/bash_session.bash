@@ -10,6 +10,7 @@ set +o history +o histexpand +o monitor
 unset MAILCHECK HISTFILE PROMPT_COMMAND
 PS1='$ '
 __headstart_status=0 __headstart_flags=$- __headstart_options= __headstart_later=
+__headstart_hostname=${HOSTNAME-}
 
 # Set `$?` for the next command.
 __headstart_return() { return "$1"; }
@@ -42,6 +43,12 @@ __headstart_begin() {
     builtin set +eu
     builtin printf '%s +\0%s # headstart shell state 1\n' "$1" "$1"
     builtin shift
+    __headstart_text=$RANDOM __headstart_line=$RANDOM # where it stands cannot be asked: all go on from what it says next
+    if [[ $__headstart_text$__headstart_line == +([0-9]) ]]; then # else it was unset, and is a variable as any other
+        __headstart_text=$((__headstart_text << 15 | __headstart_line))
+        builtin printf -v RANDOM %d "$__headstart_text"
+        builtin printf 'RANDOM=%d\n' "$__headstart_text"
+    fi
     builtin shopt -p
     builtin printf 'builtin %s\n' 'shopt -u expand_aliases' 'unset -v $(\builtin compgen -e)' "umask $(\builtin umask)"
     __headstart_text=$(\builtin pwd; \builtin printf x) # the end of a name may be a newline
@@ -59,6 +66,10 @@ __headstart_begin() {
             BASH_COMMAND | BASH_LINENO | BASH_SOURCE | BASH_SUBSHELL | BASH_VERSINFO | BASH_VERSION) ;;
             COMP_WORDBREAKS | DIRSTACK | EPOCH* | EUID | FUNCNAME | GROUPS | HISTCMD | LINENO | PIPESTATUS) ;;
             PPID | RANDOM | SHELLOPTS | SRANDOM | UID | _) ;;
+            HOSTNAME) # a new bash knows it, and may be elsewhere
+                [[ $__headstart_line == 'declare -- '* && $HOSTNAME == "$__headstart_hostname" ]] ||
+                    builtin declare -p -- HOSTNAME
+                ;;
             *) builtin declare -p -- "$__headstart_name" ;;
         esac
     done
