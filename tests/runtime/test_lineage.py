@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import anyio
 import pytest
 
-from headstart.backends.contract import Capture, Command, Identity, Template
+from headstart.backends.contract import Capture, Command, Template
 from headstart.clock import ManualClock
 from headstart.core.transaction import LineageId
 from headstart.errors import BackendError, Conflict, NotCapturable, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId, SequentialIds
+from headstart.runtime.identities import identity_of
 from headstart.runtime.lineage import SandboxLineage
 from headstart.runtime.tasks import open_tasks
 from headstart.testing.fake_backend import FakeBackend, ProcessContext
@@ -46,11 +47,11 @@ class World:
 @asynccontextmanager
 async def world() -> AsyncGenerator[World]:
     async with FakeBackend({"sleep": sleep}) as backend, open_tasks() as tasks:
-        first = await backend.start(await backend.prepare(BOX), Identity(sandbox=SandboxId("box_0")))
+        first = await backend.start(await backend.prepare(BOX), identity_of(SandboxId("box_0")))
         lineage = SandboxLineage(
             first,
             name=LineageId("box_0"),
-            identify=lambda name: Identity(sandbox=name),
+            identify=identity_of,
             ids=SequentialIds(),
             clock=ManualClock(),
             tasks=tasks,
@@ -234,3 +235,63 @@ async def test_closing_ends_all_of_it_also_what_is_being_made() -> None:
         with pytest.raises(BackendError, match="closed"):
             await it.write(b"x")
         await it.lineage.aclose()
+
+
+def names(it: World, sandbox: SandboxId) -> tuple[str, str | None, str | None]:
+    [told] = [each.identity for each in it.backend.starts if each.sandbox == sandbox]
+    assert told.sandbox == sandbox
+    return told.hostname, told.machine_id, told.boot_id
+
+
+async def test_a_branch_carries_its_origins_identity_or_a_fresh_one() -> None:
+    async with world() as it:
+        same, fresh = await it.lineage.fork(), await it.lineage.fork(fresh=True)
+        assert names(it, same) == names(it, SandboxId("box_0"))
+        assert not set(names(it, fresh)) & set(names(it, same)), "all of it is new"
+        await it.lineage.commit(fresh)
+        assert names(it, await it.lineage.fork()) == names(it, fresh), "a branch that was committed keeps it"
+
+
+async def test_a_rollback_carries_the_identity_that_was_kept_or_a_fresh_one() -> None:
+    async with world() as it:
+        kept = await it.lineage.checkpoint()
+        await it.lineage.commit(await it.lineage.fork(fresh=True))
+        later = await it.lineage.checkpoint()
+        of_branch = names(it, it.lineage.canonical.id)
+        await it.lineage.rollback(kept.id)
+        assert names(it, it.lineage.canonical.id) == names(it, SandboxId("box_0"))
+        await it.lineage.rollback(later.id)
+        assert names(it, it.lineage.canonical.id) == of_branch
+        await it.lineage.rollback(later.id, fresh=True)
+        seen = names(it, it.lineage.canonical.id)
+        assert not set(seen) & {*of_branch, *names(it, SandboxId("box_0"))}
+
+
+async def test_a_state_with_a_fresh_identity_is_another_state() -> None:
+    async with world() as it:
+        kept = await it.lineage.checkpoint()
+        same, fresh, other = [await it.lineage.fork(fresh=new) for new in (False, True, True)]
+        versions = [it.lineage.version_of(each) for each in (same, fresh, other)]
+        assert versions[0] == it.lineage.version
+        assert len(set(versions)) == 3
+        await it.lineage.rollback(kept.id, fresh=True)
+        assert it.lineage.version not in {kept.version, *versions}
+        await it.lineage.rollback(kept.id)
+        assert it.lineage.version == kept.version
+
+
+async def test_a_fresh_identity_is_not_passed_on_by_what_failed_or_was_refused() -> None:
+    async with world() as it:
+        kept = await it.lineage.checkpoint()
+        it.backend.fail_start(BOX.name)
+        with pytest.raises(BackendError, match="as asked"):
+            await it.lineage.fork(fresh=True)
+        it.backend.fail_start(BOX.name)
+        with pytest.raises(BackendError, match="as asked"):
+            await it.lineage.rollback(kept.id, fresh=True)
+        with pytest.raises(TransactionRefused):
+            await it.lineage.rollback(CheckpointId("chk_none"), fresh=True)
+        async with it.lineage.running():
+            with pytest.raises(TransactionRefused):
+                await it.lineage.fork(fresh=True)
+        assert names(it, await it.lineage.fork()) == names(it, SandboxId("box_0"))

@@ -71,6 +71,7 @@ from headstart.core.transaction import (
 )
 from headstart.errors import BackendError, Conflict, HeadstartError, TransactionRefused
 from headstart.ids import CheckpointId, IdSource, SandboxId
+from headstart.runtime.identities import new_seed
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.remembered import NO_SESSIONS, KeptState, Remembered, SessionState
 
@@ -127,7 +128,7 @@ class SandboxLineage:
         first: The canonical sandbox; from now on the lineage closes it.
         name: The lineage's.
         remembered: What outlives the service; None if nothing does.
-        identify: Returns what a sandbox of it carries as its own.
+        identify: Returns what a sandbox of it carries as its own, given for which one that was made.
         tasks: Where it acts; must outlive it.
     """
 
@@ -136,7 +137,7 @@ class SandboxLineage:
         first: RunningSandbox,
         *,
         name: LineageId,
-        identify: Callable[[SandboxId], Identity],
+        identify: Callable[[SandboxId, SandboxId], Identity],
         ids: IdSource,
         clock: Clock,
         tasks: TaskGroup,
@@ -162,6 +163,10 @@ class SandboxLineage:
         self._asked_for: Counter[CheckpointId] = Counter(self._checkpoints.keys())
         self._unwanted: set[SandboxId] = set()
         self._staged: dict[SandboxId, CheckpointId] = {}
+        self._whose: dict[SandboxId, SandboxId] = {first.id: (remembered and remembered.whose) or first.id}
+        """By sandbox, for which one the identity was made that it carries."""
+        self._fresh: set[SandboxId] = set()
+        """Those in the making that are to have an identity of their own."""
         self.on_swap: Callable[[SandboxId, CheckpointId | None], None] = lambda _sandbox, _checkpoint: None
         """Called when another sandbox has become canonical: a branch, or (with its name) what a checkpoint kept."""
         self._waiting: dict[RequestId, _Waiting] = {}
@@ -312,21 +317,37 @@ class SandboxLineage:
         async with self.running():
             pass
 
-    async def rollback(self, to: CheckpointId) -> None:
+    def is_itself(self, sandbox: SandboxId) -> bool:
+        """Whether a sandbox carries the identity that was made for it."""
+        return self._whose.get(sandbox) == sandbox
+
+    def new_seed(self) -> int:
+        """Return a seed for a generator of random numbers."""
+        return new_seed(self._ids)
+
+    async def rollback(self, to: CheckpointId, *, fresh: bool = False) -> None:
         """Make the kept state the canonical one: staged beside it, verified, swapped in. What runs is ended.
+
+        It carries the identity that it was kept with; if `fresh`, one of its own, and then it is another state.
 
         Raises:
             TransactionRefused: There is no such checkpoint, or a command runs, or something else is going on.
             BackendError: It failed; the state is what it was.
         """
         staged = SandboxId(self._ids.new("box"))
+        if fresh:
+            self._fresh.add(staged)
         answer = await self._ask(RollbackRequested(**self._about(self._new_request()), checkpoint=to, staged=staged))
         if not isinstance(answer, ReportState):
+            self._fresh.discard(staged)
             raise self._refused(answer)
 
-    async def fork(self, *, files_only: bool = False, sessions: SessionState = NO_SESSIONS) -> SandboxId:
+    async def fork(
+        self, *, files_only: bool = False, fresh: bool = False, sessions: SessionState = NO_SESSIONS
+    ) -> SandboxId:
         """Make a branch of the canonical state and return its name. With `files_only`, without what runs.
 
+        It carries the identity of what it was forked from; if `fresh`, one of its own, and then it is another state.
         What `sessions` says is kept otherwise does not count as running.
 
         Raises:
@@ -338,6 +359,8 @@ class SandboxLineage:
         if files_only:
             self._files_only.add(request)
         self._sessions[request] = sessions
+        if fresh:
+            self._fresh.add(branch)
         try:
             answer = await self._ask(ForkRequested(**self._about(request), branch=branch))
         except BaseException:
@@ -346,6 +369,7 @@ class SandboxLineage:
             raise
         if isinstance(answer, ReportBranch):
             return answer.branch
+        self._fresh.discard(branch)
         raise self._refused(answer)
 
     async def commit(self, branch: SandboxId) -> None:
@@ -587,7 +611,7 @@ class SandboxLineage:
     async def _keep(self, sandbox: RunningSandbox, wanted: CaptureCheckpoint) -> KeptState:
         sessions = self._sessions.get(wanted.request, NO_SESSIONS)
         files = await sandbox.checkpoint(files_only=wanted.request in self._files_only, beside=sessions.beside)
-        kept = KeptState(files=files, sessions=replace(sessions, beside=()))
+        kept = KeptState(files=files, sessions=replace(sessions, beside=()), whose=self._whose[sandbox.id])
         try:
             if self._remembered is not None:
                 self._remembered.note_kept(wanted.checkpoint, kept)
@@ -601,15 +625,41 @@ class SandboxLineage:
         try:
             kept = self._kept_as_it_is()
             if kept is not None:
-                branch = await origin.fork(kept, self._identify(wanted.branch))
+                branch = await origin.fork(kept, self._identity(wanted.branch, self._whose[origin.id]))
             else:
                 branch = await self._fork_from_now(origin, wanted)
         except Exception as error:  # noqa: BLE001 told to who asked
             self._note_failure(wanted.request, error)
+            self._whose.pop(wanted.branch, None)
             self._feed(ForkFailed(**self._about(wanted.request), reason=str(error)))
         else:
             await self._have(branch)
             self._feed(BranchForked(**self._about(wanted.request)))
+            if wanted.branch in self._fresh and self.version_of(wanted.branch) is not None:
+                self._change(wanted.branch)
+        finally:
+            self._fresh.discard(wanted.branch)
+
+    def _identity(self, sandbox: SandboxId, whose: SandboxId) -> Identity:
+        """Return what a sandbox that is made from another's state carries.
+
+        Raises:
+            BackendError: There is no room to remember it.
+        """
+        if sandbox in self._fresh:
+            whose = sandbox
+        elif self._remembered is not None:
+            self._remembered.note_carried(sandbox, whose)
+        self._whose[sandbox] = whose
+        return self._identify(sandbox, whose)
+
+    def _change(self, branch: SandboxId | None) -> None:
+        """Have a state, a branch's or the canonical one, be another from now on."""
+        request = self._new_request()
+        sandbox = self.sandbox(branch).id
+        version = self._new_version()
+        self._feed(RunRequested(**self._about(request), effect=Effect.WRITE, version=version, branch=branch))
+        self._feed(RunEnded(**self._about(request), sandbox=sandbox))
 
     def _kept_as_it_is(self) -> Checkpoint | None:
         """Return a checkpoint of the very state that is canonical now, if there is one."""
@@ -622,7 +672,7 @@ class SandboxLineage:
         beside = self._sessions.get(wanted.request, NO_SESSIONS).beside
         kept = await origin.checkpoint(files_only=wanted.request in self._files_only, beside=beside)
         try:
-            branch = await origin.fork(kept, self._identify(wanted.branch))
+            branch = await origin.fork(kept, self._identity(wanted.branch, self._whose[origin.id]))
         finally:
             await origin.forget(kept)
         if kept.left_out:
@@ -634,14 +684,20 @@ class SandboxLineage:
     async def _stage(self, wanted: StageRollback) -> None:
         try:
             kept = self._checkpoints[wanted.checkpoint]
-            staged = await self._canonical.fork(kept.files, self._identify(wanted.staged))
+            whose = kept.whose or self._whose[self._canonical.id]
+            staged = await self._canonical.fork(kept.files, self._identity(wanted.staged, whose))
         except Exception as error:  # noqa: BLE001 told to who asked
             self._note_failure(wanted.request, error)
+            self._whose.pop(wanted.staged, None)
             self._feed(StageFailed(**self._about(wanted.request), reason=str(error)))
         else:
             await self._have(staged)
             self._staged[wanted.staged] = wanted.checkpoint
             self._feed(StateStaged(**self._about(wanted.request)))
+            if wanted.staged in self._fresh and self._canonical.id == wanted.staged:
+                self._change(None)
+        finally:
+            self._fresh.discard(wanted.staged)
 
     async def _have(self, sandbox: RunningSandbox) -> None:
         """Note a sandbox that was made; it may be garbage by now."""
@@ -657,6 +713,7 @@ class SandboxLineage:
             self._beside.discard(name)
             self._written_beside.discard(name)
             self._staged.pop(name, None)
+            self._whose.pop(name, None)
             sandbox = self._sandboxes.pop(name, None)
             if sandbox is None:
                 self._unwanted.add(name)

@@ -14,7 +14,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -48,10 +48,10 @@ from headstart.core.transaction import (
     TransactionInstruction,
 )
 from headstart.errors import BackendError
-from headstart.ids import CheckpointId
+from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.codec import RecordCodec
 
-__all__ = ["KeptAs", "LineageJournal", "read_journal"]
+__all__ = ["Carried", "JournalTold", "KeptAs", "LineageJournal", "read_journal"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,12 +68,37 @@ class KeptAs:
         kept: What the backend calls it.
         shell: The state of the bash session that is part of it; None if none was.
         kernel: Whether there was a Python kernel, whose state goes with the service.
+        whose: For which sandbox the identity was made that it was kept with; None: not known.
     """
 
     checkpoint: CheckpointId
     kept: CheckpointId
     shell: str | None = None
     kernel: bool = False
+    whose: SandboxId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """A sandbox carries the identity that was made for another; it is noted before the sandbox is there."""
+
+    sandbox: SandboxId
+    whose: SandboxId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalTold:
+    """What a journal tells.
+
+    Attributes:
+        events: What has happened.
+        kept: How its checkpoints can be found.
+        whose: For which other sandbox the identity of one was made.
+    """
+
+    events: Sequence[TransactionEvent]
+    kept: Mapping[CheckpointId, KeptAs]
+    whose: Mapping[SandboxId, SandboxId]
 
 
 _codec = RecordCodec(
@@ -82,7 +107,7 @@ _codec = RecordCodec(
         *(CheckpointRequested, CheckpointCaptured, CheckpointNotCaptured, CheckpointUnchanged, CheckpointDropRequested),
         *(ForkRequested, BranchForked, ForkFailed, BranchExited, DiscardRequested),
         *(CommitRequested, RollbackRequested, StateStaged, StateVerified, StateSwapped, StageFailed),
-        KeptAs,
+        *(KeptAs, Carried),
     )
 )
 
@@ -98,7 +123,9 @@ class LineageJournal:
         self._is_behind = False
 
     @classmethod
-    def begin(cls, path: Path, events: Sequence[TransactionEvent], kept: Iterable[KeptAs] = ()) -> LineageJournal:
+    def begin(
+        cls, path: Path, events: Sequence[TransactionEvent], noted: Iterable[KeptAs | Carried] = ()
+    ) -> LineageJournal:
         """Write a journal that begins with these, in the place of what is there.
 
         Raises:
@@ -110,7 +137,7 @@ class LineageJournal:
             journal = cls(descriptor, path)
             try:
                 journal.make_room()
-                for record in (*kept, *events):
+                for record in (*noted, *events):
                     journal._write(record)
                 os.fsync(descriptor)
                 beside.replace(path)
@@ -155,8 +182,8 @@ class LineageJournal:
             self._is_behind = True
             _log.error("%s cannot be written any more: %s", self._path, error.strerror)
 
-    def note_kept(self, kept: KeptAs) -> None:
-        """Write how a checkpoint can be found again.
+    def note_kept(self, kept: KeptAs | Carried) -> None:
+        """Write how a checkpoint can be found again, or whose identity a sandbox carries.
 
         Raises:
             BackendError: There is no room for it.
@@ -192,8 +219,8 @@ class LineageJournal:
             self._descriptor = -1
 
 
-def read_journal(path: Path) -> tuple[list[TransactionEvent], dict[CheckpointId, KeptAs]]:
-    """Return the events in a journal, and how its checkpoints can be found.
+def read_journal(path: Path) -> JournalTold:
+    """Return what a journal tells.
 
     Raises:
         BackendError: It cannot be read, or says what means nothing.
@@ -206,7 +233,9 @@ def read_journal(path: Path) -> tuple[list[TransactionEvent], dict[CheckpointId,
     except ValueError as error:
         raise BackendError(f"{path} is damaged: {error}") from error
     kept = {record.checkpoint: record for record in records if isinstance(record, KeptAs)}
-    return [cast("TransactionEvent", record) for record in records if not isinstance(record, KeptAs)], kept
+    whose = {record.sandbox: record.whose for record in records if isinstance(record, Carried)}
+    events = [cast("TransactionEvent", record) for record in records if not isinstance(record, KeptAs | Carried)]
+    return JournalTold(events=events, kept=kept, whose=whose)
 
 
 def _unwritable(path: Path, error: OSError) -> BackendError:

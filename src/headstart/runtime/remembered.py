@@ -13,8 +13,8 @@ import anyio.to_thread
 
 from headstart.backends.contract import Checkpoint, ForkableProcess, ProcessImage
 from headstart.core.transaction import Lineage, TransactionEvent, TransactionInstruction
-from headstart.ids import CheckpointId
-from headstart.runtime.lineage_journal import KeptAs, LineageJournal
+from headstart.ids import CheckpointId, SandboxId
+from headstart.runtime.lineage_journal import Carried, KeptAs, LineageJournal
 
 __all__ = ["NO_SESSIONS", "KeptState", "Remembered", "SessionState"]
 
@@ -46,10 +46,12 @@ class KeptState:
     Attributes:
         files: The backend's part.
         sessions: The rest of it.
+        whose: For which sandbox the identity was made that it was kept with; None: not known.
     """
 
     files: Checkpoint
     sessions: SessionState = NO_SESSIONS
+    whose: SandboxId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class Remembered:
     Attributes:
         lineage: As what was written so far tells it; it is the lineage's own from now on.
         kept: Its checkpoints.
+        whose: For which sandbox the identity was made that the canonical one carries; None: for itself.
         journal: Gets to know what happens from now on.
         flush: Returns when the files are on the disk.
     """
@@ -67,6 +70,7 @@ class Remembered:
     journal: LineageJournal
     flush: Callable[[], Awaitable[None]]
     kept: Mapping[CheckpointId, KeptState] = field(default_factory=dict[CheckpointId, KeptState])
+    whose: SandboxId | None = None
 
     def handle(self, event: TransactionEvent) -> list[TransactionInstruction]:
         """Return what is to be done; what has to be known of it after a crash is written by then."""
@@ -82,10 +86,23 @@ class Remembered:
             BackendError: There is no room for it.
         """
         sessions = state.sessions
-        had_kernel = sessions.kernel is not None or sessions.has_lost_kernel
         self.journal.note_kept(
-            KeptAs(checkpoint=checkpoint, kept=state.files.id, shell=sessions.shell, kernel=had_kernel)
+            KeptAs(
+                checkpoint=checkpoint,
+                kept=state.files.id,
+                shell=sessions.shell,
+                kernel=sessions.kernel is not None or sessions.has_lost_kernel,
+                whose=state.whose,
+            )
         )
+
+    def note_carried(self, sandbox: SandboxId, whose: SandboxId) -> None:
+        """Write whose identity a sandbox carries, before it is there.
+
+        Raises:
+            BackendError: There is no room for it.
+        """
+        self.journal.note_kept(Carried(sandbox=sandbox, whose=whose))
 
     async def sync(self) -> None:
         """Return when the journal is on the disk.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -25,7 +25,7 @@ import anyio
 from anyio.abc import TaskGroup
 from mcp.shared.exceptions import MCPError
 
-from headstart.backends.contract import Backend, ByteStreams, ExitStatus, Identity, Prepared, RunningSandbox, Usage
+from headstart.backends.contract import Backend, ByteStreams, ExitStatus, Prepared, RunningSandbox, Usage
 from headstart.clock import Clock
 from headstart.config.model import ServerSettings
 from headstart.core.events import (
@@ -43,6 +43,7 @@ from headstart.runtime import faults
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.habits import Habits
 from headstart.runtime.handshake import HandshakeRefused, Lists, introduce, read_lists
+from headstart.runtime.identities import identity_of
 from headstart.runtime.link import StdioLink, open_stdio_link
 from headstart.runtime.outbox import LinkClosed
 from headstart.runtime.rpc import Conversation, Exchange, Owner
@@ -216,7 +217,7 @@ class Supervised:
 
     async def _start(self, prepared: Prepared) -> RunningSandbox:
         order = self.order
-        identity = Identity(sandbox=order.sandbox, hostname="sandbox", env=order.session_env())
+        identity = replace(identity_of(order.sandbox), hostname="sandbox", env=order.session_env())
         try:
             return await self._backend.start(prepared, identity, background=self._background)
         except BackendError as exc:

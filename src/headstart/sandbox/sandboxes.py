@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -12,13 +13,14 @@ import anyio.to_thread
 import platformdirs
 from anyio.abc import TaskGroup
 
-from headstart.backends.contract import Backend, Identity, Prepared, RunningSandbox, Template
+from headstart.backends.contract import Backend, Prepared, RunningSandbox, Template
 from headstart.backends.local import open_local_backend
 from headstart.backends.process import open_process_backend
 from headstart.clock import SystemClock
 from headstart.core.transaction import LineageId
 from headstart.errors import ConfigError
 from headstart.ids import IdSource, RandomIds, SandboxId
+from headstart.runtime.identities import identity_of
 from headstart.runtime.lineage import SandboxLineage
 from headstart.runtime.remembered import Remembered
 from headstart.runtime.state_files import unusable
@@ -27,7 +29,7 @@ from headstart.sandbox.options import HOST, SandboxOptions
 from headstart.sandbox.sandbox import Sandbox
 from headstart.sandbox.templates import HeldTemplate, TemplateBuilder, TemplateOrder, TemplateRecord, TemplateStore
 
-__all__ = ["Ready", "Sandboxes", "identity_of"]
+__all__ = ["Ready", "Sandboxes"]
 
 
 _Sources = tuple[tuple[int, int] | None, ...]
@@ -141,13 +143,22 @@ class Sandboxes:
         )
 
     def have(
-        self, running: RunningSandbox, ready: Ready, *, name: LineageId, remembered: Remembered | None = None
+        self,
+        running: RunningSandbox,
+        ready: Ready,
+        *,
+        name: LineageId,
+        remembered: Remembered | None = None,
+        boot: str = "",
     ) -> Sandbox:
-        """Return a sandbox that was started from what is ready, as its user has it; `kill` ends it."""
+        """Return a sandbox that was started from what is ready, as its user has it; `kill` ends it.
+
+        It carries `identity_of` its name, or of whom it is remembered to, with this `boot`.
+        """
         lineage = SandboxLineage(
             running,
             name=name,
-            identify=identity_of,
+            identify=partial(identity_of, boot=boot),
             ids=self._ids,
             clock=SystemClock(),
             tasks=self._tasks,
@@ -240,11 +251,6 @@ def _make_private(state: Path) -> None:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise unusable(state, error) from error
-
-
-def identity_of(sandbox: SandboxId) -> Identity:
-    """Return what a sandbox carries as its own."""
-    return Identity(sandbox=sandbox)
 
 
 _BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Backend]]] = {

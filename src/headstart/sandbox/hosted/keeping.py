@@ -30,13 +30,14 @@ from headstart.core.transaction import (
     retold,
 )
 from headstart.errors import BackendError, HeadstartError, InvalidTransition, SandboxUnknown
-from headstart.ids import CheckpointId, IdSource, SandboxId
-from headstart.runtime.lineage_journal import KeptAs, LineageJournal, read_journal
+from headstart.ids import IdSource, SandboxId
+from headstart.runtime.identities import identity_of
+from headstart.runtime.lineage_journal import Carried, JournalTold, LineageJournal, read_journal
 from headstart.runtime.remembered import KeptState, Remembered, SessionState
 from headstart.runtime.state_files import unusable
 from headstart.sandbox.hosted.record import Hibernation, HostedRecord, read_record, write_record
 from headstart.sandbox.sandbox import Sandbox
-from headstart.sandbox.sandboxes import Ready, Sandboxes, identity_of
+from headstart.sandbox.sandboxes import Ready, Sandboxes
 
 __all__ = ["KeptSandbox", "SandboxKeeping"]
 
@@ -219,20 +220,21 @@ class SandboxKeeping:
             BackendError: It could not be started, or what is remembered is damaged; all stays as it is.
         """
         name, path = SandboxId(record.id), self._folder / record.id / _JOURNAL
-        told, kept_as = await anyio.to_thread.run_sync(read_journal, path)
-        view = self._recovered(record, told)
+        boot = self._ids.new("boot")
+        told = await anyio.to_thread.run_sync(read_journal, path)
+        view = self._recovered(record, told.events)
         if view.sandbox is None:
             await self.remove(name)
             raise SandboxUnknown(f"{name} had been ended")
         ready = await self._sandboxes.prepare(record.options, owner=name)
         store = await self._backend.stores.open(name, limits=ready.prepared.template.limits)
         try:
-            remembered, canonical = await self._remembered(path, view, kept_as, store)
-            running = await store.start(ready.prepared, identity_of(canonical))
+            remembered, canonical = await self._remembered(path, view, told, store)
+            running = await store.start(ready.prepared, identity_of(canonical, remembered.whose, boot=boot))
         except BaseException:
             await store.aclose()
             raise
-        box = self._sandboxes.have(running, ready, name=LineageId(name), remembered=remembered)
+        box = self._sandboxes.have(running, ready, name=LineageId(name), remembered=remembered, boot=boot)
         return KeptSandbox(self, box, self._with_sessions(box, record), store)
 
     def _with_sessions(self, box: Sandbox, record: HostedRecord) -> HostedRecord:
@@ -253,7 +255,7 @@ class SandboxKeeping:
             _log.warning("%s", error)
         return replace(going_on, shell=None)
 
-    def _recovered(self, record: HostedRecord, told: list[TransactionEvent]) -> LineageView:
+    def _recovered(self, record: HostedRecord, told: Sequence[TransactionEvent]) -> LineageView:
         restarted = RuntimeRestarted(
             at_s=self._clock.monotonic_s(),
             lineage=LineageId(record.id),
@@ -265,7 +267,7 @@ class SandboxKeeping:
             raise BackendError(f"the journal of {record.id} is damaged: {error}") from error
 
     async def _remembered(
-        self, path: Path, view: LineageView, kept_as: dict[CheckpointId, KeptAs], store: FileStore
+        self, path: Path, view: LineageView, told: JournalTold, store: FileStore
     ) -> tuple[Remembered, SandboxId]:
         """Return what to go on with; in the store there is nothing else any more."""
         canonical = view.sandbox
@@ -274,19 +276,24 @@ class SandboxKeeping:
                 f"the files of {view.id} are not there", hint="headstart sandbox kill lets go of the rest"
             )
         files = {each.id: each for each in store.checkpoints}
+        known = {name: told.kept[name] for name, _ in view.checkpoints if name in told.kept}
         kept = {
             name: KeptState(
-                files=files[kept_as[name].kept],
-                sessions=SessionState(shell=kept_as[name].shell, has_lost_kernel=kept_as[name].kernel),
+                files=files[each.kept],
+                sessions=SessionState(shell=each.shell, has_lost_kernel=each.kernel),
+                whose=each.whose,
             )
-            for name, _ in view.checkpoints
-            if name in kept_as and kept_as[name].kept in files
+            for name, each in known.items()
+            if each.kept in files
         }
+        whose = told.whose.get(canonical)
+        carried = [] if whose is None else [Carried(sandbox=canonical, whose=whose)]
         view = replace(view, checkpoints=tuple((name, version) for name, version in view.checkpoints if name in kept))
         await store.keep_only([canonical], [each.files.id for each in kept.values()])
         story = retold(view, canonical, at_s=self._clock.monotonic_s())
-        journal = LineageJournal.begin(path, story, [kept_as[name] for name in kept])
-        return Remembered(lineage=_told(story), journal=journal, flush=store.flush, kept=kept), canonical
+        journal = LineageJournal.begin(path, story, [*(known[name] for name in kept), *carried])
+        remembered = Remembered(lineage=_told(story), journal=journal, flush=store.flush, kept=kept, whose=whose)
+        return remembered, canonical
 
     def remember(self, record: HostedRecord) -> None:
         """Write what is remembered of a sandbox, if that is on disk at all.

@@ -21,6 +21,7 @@ from headstart.backends.output import take_output
 from headstart.clock import Clock
 from headstart.errors import BuildFailed
 from headstart.ids import IdSource, SandboxId
+from headstart.runtime.identities import identity_of
 from headstart.sandbox.options import HOST, SandboxOptions
 from headstart.sandbox.templates.archive import ArchiveLimits
 from headstart.sandbox.templates.login import find_shell, login_environment
@@ -190,7 +191,7 @@ class TemplateBuilder:
                 await prepared.aclose()
 
     def _identity(self) -> Identity:
-        return Identity(sandbox=SandboxId(self._ids.new("build")))
+        return identity_of(SandboxId(self._ids.new("build")))
 
 
 @dataclass(frozen=True, slots=True)
