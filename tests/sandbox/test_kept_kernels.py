@@ -198,3 +198,22 @@ async def test_many_branches_of_one_kernel_live_side_by_side(box: headstart.Sand
     assert await tell(box, "data[0]") == "120"
     for branch in branches:
         await branch.discard()
+
+
+async def test_a_kernel_that_goes_on_draws_the_same_random_numbers_or_its_own(box: headstart.Sandbox) -> None:
+    await tell(box, "import random, sys, types; random.seed(7); sys.modules['jax'] = types.ModuleType('jax')")
+    kept = await box.checkpoint()
+    draw = "[random.random() for _ in range(3)]"
+    wanted = await tell(box, draw)
+    await box.rollback(kept)
+    assert await tell(box, draw) == wanted
+    assert await box.rollback(kept, identity="fresh") == ("random numbers of jax in Python",)
+    assert await tell(box, draw) != wanted
+    await box.rollback(kept)
+    async with await box.fork() as same, await box.fork(identity="fresh") as fresh:
+        assert await tell(same, draw) == wanted
+        drawn = await tell(fresh, draw)
+        assert drawn != wanted
+        assert fresh.frozen_secrets == ("random numbers of jax in Python",)
+    async with await box.fork(identity="fresh") as other:
+        assert await tell(other, draw) not in (wanted, drawn)

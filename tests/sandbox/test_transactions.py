@@ -185,7 +185,7 @@ async def test_a_cancelled_rollback_or_commit_has_all_of_its_state_or_nothing(
     await branch.discard()
 
 
-async def _cancelled(work: Coroutine[Any, Any, None], after_s: float) -> None:
+async def _cancelled(work: Coroutine[Any, Any, object], after_s: float) -> None:
     task = asyncio.ensure_future(work)
     await asyncio.sleep(after_s)
     task.cancel()

@@ -27,12 +27,14 @@ class SessionState:
         shell: The state of a bash session; None if there was none.
         kernel: That of a Python kernel, for as long as the service lives; None if there was none.
         has_lost_kernel: There was one, and its state was not kept, or is not any more.
+        unseeded: Libraries in it that go on drawing the same random numbers, also with another identity.
         beside: What runs on, and is kept by that.
     """
 
     shell: str | None = None
     kernel: ProcessImage | None = None
     has_lost_kernel: bool = False
+    unseeded: tuple[str, ...] = ()
     beside: tuple[ForkableProcess, ...] = ()
 
 

@@ -22,11 +22,13 @@ from headstart.backends.contract import (
 from headstart.core.actions import Effect
 from headstart.errors import BackendError, SandboxPaused, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
+from headstart.runtime.identities import IdentityChoice, is_fresh
 from headstart.runtime.kept import SandboxCheckpoint, id_of
 from headstart.runtime.lineage import SandboxLineage
 from headstart.runtime.remembered import SessionState
 from headstart.sandbox.commands import complete_command, run_to_end
 from headstart.sandbox.files import SandboxFiles
+from headstart.sandbox.frozen import frozen_secrets
 from headstart.sandbox.kernels import CellResult, Kernel, Shell, ShellResult
 from headstart.sandbox.options import SandboxOptions, check_words, variables
 from headstart.sandbox.output import OnOutput
@@ -69,7 +71,8 @@ class Sandbox:
     def _swapped(self, sandbox: SandboxId, checkpoint: CheckpointId | None) -> None:
         """Go on with what runs in the sandbox that this one is now; whoever asked for that may be gone."""
         if checkpoint is not None:
-            self._sessions.go_on_as(self._lineage.sessions_at(checkpoint))
+            seed = self._lineage.new_seed() if self._lineage.is_itself(sandbox) else None
+            self._sessions.go_on_as(self._lineage.sessions_at(checkpoint), seed=seed)
             return
         branch = self._branches.pop(sandbox, None)
         if branch is not None:
@@ -341,17 +344,31 @@ class Sandbox:
         sessions = self._sessions.state(files_only=files_only)
         return await self._lineage.checkpoint(files_only=files_only, sessions=sessions, durable=durable)
 
-    async def rollback(self, to: SandboxCheckpoint | str) -> None:
+    async def rollback(self, to: SandboxCheckpoint | str, *, identity: IdentityChoice = "same") -> tuple[str, ...]:
         """Go back to a checkpoint, or to the one of this id. What runs is ended; other checkpoints and branches stay.
 
         The old state is there until the kept one stands beside it.
 
+        Args:
+            to: The checkpoint.
+            identity: As for `fork`: the state's own, or a new one.
+
+        Returns:
+            As `Branch.frozen_secrets`.
+
         Raises:
+            ConfigError: There is no such choice of an identity.
             TransactionRefused: It is no checkpoint of this sandbox, or a command runs, or something else is going on.
             BackendError: It failed, and the state is what it was.
         """
         self._may_be("rolled back")
-        await self._lineage.rollback(id_of(to))
+        fresh = is_fresh(identity)
+        await self._lineage.rollback(id_of(to), fresh=fresh)
+        return await self._frozen() if fresh else ()
+
+    async def _frozen(self) -> tuple[str, ...]:
+        found = await frozen_secrets(self._files, environment=self._env, shell=self.shell.asleep)
+        return (*found, *(f"random numbers of {library} in Python" for library in self.kernel.unseeded))
 
     async def drop(self, checkpoint: SandboxCheckpoint | str) -> None:
         """Let go of a checkpoint, and of the memory that only it needs.
@@ -369,26 +386,34 @@ class Sandbox:
         """What can be gone back to, the oldest first."""
         return () if self._branch is not None else self._lineage.checkpoints
 
-    async def fork(self, *, files_only: bool = False) -> Branch:
+    async def fork(self, *, files_only: bool = False, identity: IdentityChoice = "same") -> Branch:
         """Make a branch: another sandbox that begins with this one's state. Neither sees what the other does.
 
         It ends with `commit`, `discard`, or with this sandbox; also as `async with await box.fork() as branch:`.
 
         Args:
             files_only: Leave out what runs.
+            identity: `"same"`: it shows this one's hostname, machine id and boot id, and its bash session draws the
+                same random numbers as this one's will, so that what is run in both can be compared. `"fresh"`: all of
+                that is its own; what it still has in common with this one is told in `Branch.frozen_secrets`.
 
         Raises:
+            ConfigError: There is no such choice of an identity.
             NotCapturable: Something runs that a branch cannot have.
             TransactionRefused: A command runs, or something else is going on.
             BackendError: It failed.
         """
         self._may_be("forked")
+        fresh = is_fresh(identity)
         if not files_only:
             await self._sessions.keep()
         sessions = self._sessions.state(files_only=files_only)
-        name = await self._lineage.fork(files_only=files_only, sessions=sessions)
-        branch = Branch(self._lineage, self._env, name, origin=self, sessions=sessions)
+        name = await self._lineage.fork(files_only=files_only, fresh=fresh, sessions=sessions)
+        seed = self._lineage.new_seed() if fresh else None
+        branch = Branch(self._lineage, self._env, name, origin=self, sessions=sessions, seed=seed)
         self._branches[name] = branch
+        if fresh:
+            await branch.look_for_secrets()
         return branch
 
     async def wait_committed(self) -> None:
@@ -490,11 +515,31 @@ class Branch(Sandbox):
         *,
         origin: Sandbox,
         sessions: SessionState,
+        seed: int | None = None,
     ) -> None:
         super().__init__(lineage, env, branch, shell=origin._shell)  # noqa: SLF001 a branch is its origin's other half
-        self._sessions.go_on_as(sessions)
+        self._sessions.go_on_as(sessions, seed=seed)
         self._name = branch
         self._origin = origin
+        self._frozen_secrets: tuple[str, ...] = ()
+
+    @property
+    def frozen_secrets(self) -> tuple[str, ...]:
+        """With a fresh identity: what it has in common with its origin all the same, as it was when it was forked.
+
+        Files by path (`~/.ssh/id_ed25519`), variables by name (`$API_TOKEN`), as far as they are where such things
+        usually are. With the same identity nothing is looked for: all of it is meant to be the same.
+        """
+        return self._frozen_secrets
+
+    async def look_for_secrets(self) -> None:
+        """Find out what `frozen_secrets` are; discards it if it cannot be looked into, or if cancelled."""
+        try:
+            self._frozen_secrets = await self._frozen()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.discard()
+            raise
 
     async def commit(self) -> None:
         """Let the sandbox that it was forked from be what this is: files, and what runs. What it replaces is ended.

@@ -38,12 +38,21 @@ class Sessions:
         image, process = self.kernel.image, self.kernel.process
         if image is None or files_only:
             return SessionState(shell=self.shell.asleep, has_lost_kernel=self.kernel.has_state)
-        return SessionState(shell=self.shell.asleep, kernel=image, beside=() if process is None else (process,))
+        return SessionState(
+            shell=self.shell.asleep,
+            kernel=image,
+            unseeded=self.kernel.unseeded,
+            beside=() if process is None else (process,),
+        )
 
-    def go_on_as(self, state: SessionState) -> None:
-        """Let the next command, and the next cell, find this state, whatever there was."""
-        self.shell.go_on_as(state.shell)
-        self.kernel.go_on_as(state.kernel, is_lost=state.has_lost_kernel)
+    def go_on_as(self, state: SessionState, *, seed: int | None = None) -> None:
+        """Let the next command, and the next cell, find this state, whatever there was.
+
+        With a `seed`, they draw random numbers of their own; else the same as whoever else goes on from there.
+        """
+        self.shell.go_on_as(state.shell, seed=seed)
+        self.kernel.go_on_as(state.kernel, is_lost=state.has_lost_kernel, reseeded=seed is not None)
+        self.kernel.unseeded = state.unseeded
 
     async def aclose(self) -> None:
         """End them. Idempotent."""

@@ -268,6 +268,25 @@ def test_a_branch_is_committed_or_in_conflict_or_killed(service: Service) -> Non
     )
 
 
+def test_with_a_fresh_identity_what_is_not_made_anew_is_told(service: Service) -> None:
+    name = service.create()
+    look = ("cat", "/etc/machine-id")
+    service.do("run", "--in", name, "echo x > .netrc")
+    same = service.do("fork", name)
+    assert (same.json["frozen_secrets"], same.err) == ([], "")
+    fresh = service.do("fork", name, "--identity", "fresh")
+    assert fresh.json["frozen_secrets"] == ["~/.netrc"]
+    assert fresh.err.splitlines() == ["as in the sandbox that it was forked from, and not made anew: ~/.netrc"]
+    seen = [service.do("run", "--in", each, *look).out for each in (name, same.json["id"], fresh.json["id"])]
+    assert seen[0] == seen[1] != seen[2]
+    kept = service.do("checkpoint", name).json["id"]
+    back = service.do("rollback", name, kept, "--identity", "fresh")
+    assert back.told[::2] == (0, ["as at the checkpoint, and not made anew: ~/.netrc"])
+    assert service.do("run", "--in", name, *look).out not in seen
+    refused = service.do("fork", name, "--identity", "new")
+    assert (refused.status, refused.out) == (2, b"")
+
+
 def test_a_paused_sandbox_refuses_and_goes_on_when_resumed(service: Service) -> None:
     name = service.create()
     assert service.do("pause", name).told == (0, "", [])

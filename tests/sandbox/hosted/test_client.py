@@ -555,6 +555,21 @@ async def test_who_uses_what_has_ended_is_told_that_and_why(box: HostedSandbox, 
         assert told.value.hint == "headstart sandbox list shows who lives"
 
 
+async def test_a_branch_has_the_same_identity_or_a_fresh_one(box: HostedSandbox) -> None:
+    await box.files.write(".netrc", "x")
+    kept = await box.checkpoint()
+    same, fresh = await box.fork(), await box.fork(identity="fresh")
+    assert (same.frozen_secrets, fresh.frozen_secrets) == ((), ("~/.netrc",))
+    seen = [(await each.run("cat /etc/machine-id")).stdout for each in (box, same, fresh)]
+    assert seen[0] == seen[1] != seen[2]
+    assert await box.rollback(kept) == ()
+    assert (await box.run("cat /etc/machine-id")).stdout == seen[0]
+    assert await box.rollback(kept, identity="fresh") == ("~/.netrc",)
+    assert (await box.run("cat /etc/machine-id")).stdout not in seen
+    with pytest.raises(ConfigError, match="identity"):
+        await box.fork(identity="new")  # pyright: ignore[reportArgumentType] users write it
+
+
 async def test_events_tell_all_that_happens_in_order(service: HostedSandboxes) -> None:
     async with service.watch() as events:
         box = await service.create()

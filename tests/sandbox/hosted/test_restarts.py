@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -29,8 +30,8 @@ pytestmark = [
 CHILD = Path(__file__).with_name("killed_child.py")
 JOURNAL_ACTS = {
     "checkpoint": ("CheckpointRequested", "KeptAs", "CheckpointCaptured"),
-    "rollback": ("RollbackRequested", "StateStaged", "StateVerified", "StateSwapped", "GarbageCollected"),
-    "fork": ("ForkRequested", "BranchForked"),
+    "rollback": ("RollbackRequested", "Carried", "StateStaged", "StateVerified", "StateSwapped", "GarbageCollected"),
+    "fork": ("ForkRequested", "Carried", "BranchForked"),
     "commit": ("CommitRequested", "StateStaged", "StateVerified", "StateSwapped", "GarbageCollected"),
     "drop": ("CheckpointDropRequested", "GarbageCollected"),
     "kill": ("LineageClosed",),
@@ -186,6 +187,37 @@ async def test_files_names_options_and_the_bash_session_outlive_a_service_that_i
             assert not session.restarted
             assert (await box.run_code("'x' in globals()")).restarted, "a kernel is lost, and it is told"
             assert not (await box.run_code("1")).restarted, "once"
+
+
+async def names(box: Sandbox) -> list[str]:
+    return (await box.run("hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id")).stdout.split()
+
+
+@pytest.mark.parametrize("identity", ["same", "fresh"])
+@pytest.mark.parametrize("way", ["commit", "rollback"])
+async def test_a_sandbox_is_who_it_was_after_a_restart_but_has_been_started_anew(
+    way: str, identity: Literal["same", "fresh"], tmp_path: Path
+) -> None:
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions())
+        at_first, kept = await names(box), await host.checkpoint(box.id)
+        if way == "commit":
+            await host.commit((await host.fork(box.id, identity=identity)).id)
+        else:
+            await host.rollback(box.id, kept.id, identity=identity)
+        before = await names(box)
+        assert (before == at_first) == (identity == "same")
+    for _ in range(2):
+        async with open_host(tmp_path) as host:
+            with host.using(box.id) as again:
+                after = await names(again)
+                assert after[:2] == before[:2]
+                assert after[2] not in {before[2], at_first[2]}, "as on a machine that was started again"
+                assert await names(await host.fork(box.id)) == after
+    async with open_host(tmp_path) as host:
+        await host.rollback(box.id, kept.id)
+        with host.using(box.id) as again:
+            assert (await names(again))[:2] == at_first[:2], "what was kept is who it was"
 
 
 async def test_a_session_that_nobody_has_used_since_outlives_the_next_service_as_well(

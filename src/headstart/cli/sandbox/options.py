@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -21,6 +21,7 @@ __all__ = [
     "DiskOption",
     "EnvOption",
     "FilesOnlyOption",
+    "IdentityOption",
     "JsonOption",
     "MemoryOption",
     "MountOption",
@@ -54,6 +55,13 @@ SandboxArgument = Annotated[
     str, typer.Argument(metavar="SANDBOX", help="Its id or name; the beginning of its id is enough.")
 ]
 FilesOnlyOption = Annotated[bool, typer.Option("--files-only", help="Leave out what runs, which goes on.")]
+IdentityOption = Annotated[
+    Literal["same", "fresh"],
+    typer.Option(
+        "--identity",
+        help="The names and random state that it was kept with, or its own; what cannot be made anew is told.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, also on a terminal.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the id alone.")]
 

@@ -9,6 +9,7 @@ import typer
 from headstart.cli.plain import plain
 from headstart.cli.sandbox.options import (
     FilesOnlyOption,
+    IdentityOption,
     JsonOption,
     QuietOption,
     SandboxArgument,
@@ -16,10 +17,13 @@ from headstart.cli.sandbox.options import (
     with_service,
 )
 from headstart.cli.settings import StateOption
+from headstart.cli.terminal import say, shown
 from headstart.errors import TransactionRefused
 
 if TYPE_CHECKING:
-    from headstart.sandbox import HostedSandboxes, SandboxCheckpoint
+    from collections.abc import Sequence
+
+    from headstart.sandbox import HostedSandbox, HostedSandboxes, SandboxCheckpoint
 
 __all__ = ["checkpoint", "commit", "drop", "fork", "rollback"]
 
@@ -50,11 +54,12 @@ def rollback(
         str | None, typer.Argument(metavar="CHECKPOINT", help="What to go back to; the newest, unless said.")
     ] = None,
     *,
+    identity: IdentityOption = "same",
     state_dir: StateOption = None,
 ) -> None:
     """Go back to a checkpoint. What runs is ended."""
 
-    async def work(service: HostedSandboxes) -> None:
+    async def work(service: HostedSandboxes) -> Sequence[str]:
         box = await service.get(sandbox)
         chosen = to
         if chosen is None:
@@ -63,9 +68,9 @@ def rollback(
                 hint = f"make one first: headstart sandbox checkpoint {sandbox}"
                 raise TransactionRefused(f"{box.id} has no checkpoint to go back to", hint=hint)
             chosen = kept[-1].id
-        await box.rollback(chosen)
+        return await box.rollback(chosen, identity=identity)
 
-    with_service(state_dir, work)
+    _tell_frozen(with_service(state_dir, work), as_before="at the checkpoint")
 
 
 def drop(
@@ -86,21 +91,30 @@ def fork(
     sandbox: SandboxArgument,
     *,
     files_only: FilesOnlyOption = False,
+    identity: IdentityOption = "same",
     quiet: QuietOption = False,
     json: JsonOption = False,
     state_dir: StateOption = None,
 ) -> None:
     """Make a branch of a sandbox: another one that begins with its state, and may become it."""
 
-    async def work(service: HostedSandboxes) -> tuple[str, str]:
+    async def work(service: HostedSandboxes) -> tuple[str, HostedSandbox]:
         box = await service.get(sandbox)
-        return box.id, (await box.fork(files_only=files_only)).id
+        return box.id, await box.fork(files_only=files_only, identity=identity)
 
-    origin, branch = with_service(state_dir, work)
+    origin, made_branch = with_service(state_dir, work)
+    branch, frozen = made_branch.id, list(made_branch.frozen_secrets)
     then = (
         f"headstart sandbox commit {branch} lets {sandbox} be what it is; headstart sandbox kill {branch} discards it"
     )
-    made({"id": branch, "branch_of": origin}, quiet=quiet, json=json, then=then)
+    made({"id": branch, "branch_of": origin, "frozen_secrets": frozen}, quiet=quiet, json=json, then=then)
+    _tell_frozen(frozen, as_before="in the sandbox that it was forked from")
+
+
+def _tell_frozen(secrets: Sequence[str], *, as_before: str) -> None:
+    """Say what a fresh identity has not made anew."""
+    if secrets:
+        say(f"as {as_before}, and not made anew: {', '.join(shown(each) for each in secrets)}")
 
 
 def commit(branch: SandboxArgument, *, state_dir: StateOption = None) -> None:

@@ -21,6 +21,7 @@ import anyio
 from headstart.backends.contract import ByteStreams, ExitStatus, FileInfo, TerminalProcess, TerminalSize, Usage
 from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
 from headstart.errors import TransactionRefused
+from headstart.runtime.identities import IdentityChoice, is_fresh
 from headstart.runtime.kept import SandboxCheckpoint, id_of
 from headstart.runtime.state_files import state_dir as usual_state_dir
 from headstart.sandbox.commands import complete_command, run_to_end
@@ -140,9 +141,17 @@ class HostedSandbox:
     Each raises `SandboxUnknown` when it has ended, besides what it names there.
     """
 
-    def __init__(self, connection: Connection, id: str) -> None:  # noqa: A002 it is what it is called
+    def __init__(
+        self,
+        connection: Connection,
+        id: str,  # noqa: A002 it is what it is called
+        *,
+        frozen_secrets: tuple[str, ...] = (),
+    ) -> None:
         self._connection = connection
         self.id = id
+        self.frozen_secrets = frozen_secrets
+        """Of a branch, from `fork` alone: see `Branch.frozen_secrets`."""
         self.files = HostedFiles(connection, id)
 
     def __repr__(self) -> str:
@@ -256,18 +265,20 @@ class HostedSandbox:
         record = m.Checkpoint(sandbox=self.id, files_only=files_only, durable=durable)
         return await self._connection.ask(record, SandboxCheckpoint)
 
-    async def rollback(self, to: SandboxCheckpoint | str) -> None:
+    async def rollback(self, to: SandboxCheckpoint | str, *, identity: IdentityChoice = "same") -> tuple[str, ...]:
         """See `Sandbox.rollback`."""
-        await self._do(m.Rollback(sandbox=self.id, checkpoint=id_of(to)))
+        record = m.Rollback(sandbox=self.id, checkpoint=id_of(to), fresh=is_fresh(identity))
+        return (await self._connection.ask(record, m.Named)).frozen_secrets
 
     async def drop(self, checkpoint: SandboxCheckpoint | str) -> None:
         """See `Sandbox.drop`."""
         await self._do(m.Drop(sandbox=self.id, checkpoint=id_of(checkpoint)))
 
-    async def fork(self, *, files_only: bool = False) -> HostedSandbox:
+    async def fork(self, *, files_only: bool = False, identity: IdentityChoice = "same") -> HostedSandbox:
         """See `Sandbox.fork`. The branch lives until it is committed or killed, or this sandbox ends."""
-        named = await self._connection.ask(m.Fork(sandbox=self.id, files_only=files_only), m.Named)
-        return HostedSandbox(self._connection, named.id)
+        record = m.Fork(sandbox=self.id, files_only=files_only, fresh=is_fresh(identity))
+        named = await self._connection.ask(record, m.Named)
+        return HostedSandbox(self._connection, named.id, frozen_secrets=named.frozen_secrets)
 
     async def commit(self) -> None:
         """See `Branch.commit`.

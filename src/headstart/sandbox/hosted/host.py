@@ -15,6 +15,7 @@ from headstart.backends.contract import Backend
 from headstart.clock import Clock
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
 from headstart.ids import CheckpointId, IdSource, NodeIds, SandboxId, begins_id
+from headstart.runtime.identities import IdentityChoice
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.tasks import open_tasks
 from headstart.sandbox.hosted.happenings import Happenings
@@ -178,7 +179,7 @@ class SandboxHost:
         hosted: Hosted = await self._tasks.start(self._own, record)
         return hosted.box
 
-    async def fork(self, sandbox: str, *, files_only: bool = False) -> Branch:
+    async def fork(self, sandbox: str, *, files_only: bool = False, identity: IdentityChoice = "same") -> Branch:
         """Make a branch of a sandbox, which lives as that does.
 
         Raises:
@@ -187,7 +188,7 @@ class SandboxHost:
         """
         async with self.awake(sandbox) as box:
             origin = self._register.find_living(box.id)
-            branch = await box.fork(files_only=files_only)
+            branch = await box.fork(files_only=files_only, identity=identity)
             try:
                 await self._tasks.start(self._own_branch, branch, origin)
             except BaseException:
@@ -226,7 +227,7 @@ class SandboxHost:
             self.happenings.tell(HostedEvent.CHECKPOINTED, box.id, about=kept.id)
             return kept
 
-    async def rollback(self, sandbox: str, to: str) -> None:
+    async def rollback(self, sandbox: str, to: str, *, identity: IdentityChoice = "same") -> tuple[str, ...]:
         """See `Sandbox.rollback`; the beginning of a checkpoint's id is enough, if no other of the sandbox's has it.
 
         Raises:
@@ -235,8 +236,9 @@ class SandboxHost:
         """
         async with self.awake(sandbox) as box:
             chosen = _checkpoint_of(box, to)
-            await box.rollback(chosen)
+            frozen = await box.rollback(chosen, identity=identity)
             self.happenings.tell(HostedEvent.ROLLED_BACK, box.id, about=chosen)
+            return frozen
 
     async def drop(self, sandbox: str, checkpoint: str) -> None:
         """See `Sandbox.drop`.

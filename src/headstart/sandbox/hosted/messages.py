@@ -215,7 +215,10 @@ class Checkpoint(_About):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback(_About):
+    """Answered with `Named`: the sandbox."""
+
     checkpoint: CheckpointId
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +231,7 @@ class Fork(_About):
     """Answered with `Named`: the branch."""
 
     files_only: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,9 +363,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What was made."""
+    """What was made.
+
+    Attributes:
+        frozen_secrets: Of what was given a fresh identity: see `Branch.frozen_secrets`.
+    """
 
     id: str
+    frozen_secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

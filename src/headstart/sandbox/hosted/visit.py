@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from headstart.backends.contract import Process, TerminalSize
 from headstart.backends.spawner.streams import PipeSendStream
 from headstart.errors import BackendError, HeadstartError
+from headstart.runtime.identities import choice_of
 from headstart.sandbox.hosted import messages as m
 from headstart.sandbox.hosted.faults import failure_of
 from headstart.sandbox.hosted.host import SandboxHost
@@ -141,13 +142,14 @@ class Visit:
         match asked:
             case m.Checkpoint(sandbox=sandbox, files_only=files_only, durable=durable):
                 return _Answer(await self._host.checkpoint(sandbox, files_only=files_only, durable=durable))
-            case m.Rollback(sandbox=sandbox, checkpoint=checkpoint):
-                await self._host.rollback(sandbox, checkpoint)
+            case m.Rollback(sandbox=sandbox, checkpoint=checkpoint, fresh=fresh):
+                frozen = await self._host.rollback(sandbox, checkpoint, identity=choice_of(fresh=fresh))
+                return _Answer(m.Named(id=sandbox, frozen_secrets=frozen))
             case m.Drop(sandbox=sandbox, checkpoint=checkpoint):
                 await self._host.drop(sandbox, checkpoint)
-            case m.Fork(sandbox=sandbox, files_only=files_only):
-                branch = await self._host.fork(sandbox, files_only=files_only)
-                return _Answer(m.Named(id=branch.id))
+            case m.Fork(sandbox=sandbox, files_only=files_only, fresh=fresh):
+                branch = await self._host.fork(sandbox, files_only=files_only, identity=choice_of(fresh=fresh))
+                return _Answer(m.Named(id=branch.id, frozen_secrets=branch.frozen_secrets))
             case m.Commit(sandbox=sandbox):
                 await self._host.commit(sandbox)
             case _:

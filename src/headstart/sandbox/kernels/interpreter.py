@@ -147,12 +147,16 @@ class Interpreter:
             return await stack.enter_async_context(running.start(command, descriptors=descriptors)), None
 
         return await cls._begin(
-            running, begin, name=command.argv[0], program=program, greeting=greeting, grace_s=grace_s
+            running, begin, name=command.argv[0], program=program, greetings=(greeting,), grace_s=grace_s
         )
 
     @classmethod
-    async def revive(cls, running: RunningSandbox, image: ProcessImage, *, grace_s: float = GRACE_S) -> Interpreter:
+    async def revive(
+        cls, running: RunningSandbox, image: ProcessImage, *, greeting: bytes = b"", grace_s: float = GRACE_S
+    ) -> Interpreter:
         """Let a program that was kept go on in a sandbox; it tells when it is ready as one that was started does.
+
+        The `greeting` is what it is told then, if anything; it tells again that it is ready.
 
         Raises:
             BackendError: The sandbox or the image is gone, or it does not get ready.
@@ -162,7 +166,8 @@ class Interpreter:
             process = await stack.enter_async_context(running.revive(image, descriptors=descriptors))
             return process.streams, process
 
-        return await cls._begin(running, begin, name=image.name, program=None, greeting=b"", grace_s=grace_s)
+        greetings = (b"", greeting) if greeting else (b"",)
+        return await cls._begin(running, begin, name=image.name, program=None, greetings=greetings, grace_s=grace_s)
 
     @classmethod
     async def _begin(
@@ -172,7 +177,7 @@ class Interpreter:
         *,
         name: str,
         program: bytes | None,
-        greeting: bytes,
+        greetings: Sequence[bytes],
         grace_s: float,
     ) -> Interpreter:
         ends = open_pipes(3)
@@ -186,7 +191,8 @@ class Interpreter:
             finally:
                 for end in theirs:
                     os.close(end)
-            await interpreter._get_ready(name, greeting)
+            for greeting in greetings:
+                await interpreter._get_ready(name, greeting)
         except BaseException:
             await interpreter.aclose()
             raise

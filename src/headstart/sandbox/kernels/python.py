@@ -20,6 +20,7 @@ from headstart.sandbox.output import OnOutput, Taken
 __all__ = ["Kernel"]
 
 _PROGRAM = Path(__file__).parent / "guest" / "python_kernel.py"
+_SEEDING = _PROGRAM.with_name("reseed.py")
 _BEGIN = "exec(compile(open(6).read(), '<headstart kernel>', 'exec'))"
 _LOST = "KernelLost"
 _KEEPING_S = 15.0
@@ -53,12 +54,16 @@ class Kernel:
         self._keeper = Keeper("the kernel", changing, self._start)
         self._image: ProcessImage | None = None
         self._next: ProcessImage | None = None
+        self._reseeds_next = False
+        self.unseeded: tuple[str, ...] = ()
+        """Libraries that go on drawing the same random numbers, as of the last time that it was kept."""
 
     async def _start(self, running: RunningSandbox) -> Interpreter:
         image, self._next = self._next, None
         if image is not None:
+            greeting = _request(seeding=_SEEDING.read_text()) if self._reseeds_next else b""
             try:
-                return await Interpreter.revive(running, image, grace_s=self._grace_s)
+                return await Interpreter.revive(running, image, greeting=greeting, grace_s=self._grace_s)
             except BackendError as error:
                 _log.warning("the Python kernel has lost its state: %s", error)
                 self._keeper.note_lost()
@@ -77,7 +82,7 @@ class Kernel:
         async with self._keeper.alone():
             self._image = None
             done = await self._keeper.turn(
-                lambda number: json.dumps({"number": number, "code": code}).encode() + b"\0",
+                lambda number: _request(number=number, code=code),
                 _answer_in,
                 timeout_s=timeout_s,
                 sinks=taken.sinks,
@@ -118,19 +123,23 @@ class Kernel:
             kept = await self._keeper.keep(_request_to_fork, _held_in, timeout_s=_KEEPING_S)
             if kept is None:
                 return  # it has ended, and the next cell is told so
-            held, image = kept
+            (held, unseeded), image = kept
             if image is None:
                 raise NotCapturable(
                     f"the Python kernel has {', '.join(held) or 'not forked'}, which no checkpoint holds",
                     hint="close it, or ask for the files only",
                     held=[f"python kernel: {each}" for each in held],
                 )
-            self._image = image
+            self._image, self.unseeded = image, unseeded
 
-    def go_on_as(self, image: ProcessImage | None, *, is_lost: bool) -> None:
-        """Let the next cell find this state (None: that of a new kernel, which `is_lost` or not), whatever there was."""
+    def go_on_as(self, image: ProcessImage | None, *, is_lost: bool, reseeded: bool = False) -> None:
+        """Let the next cell find this state (None: that of a new kernel, which `is_lost` or not), whatever there was.
+
+        `reseeded`: it draws random numbers of its own from then on.
+        """
         self._keeper.begin_anew(is_lost=is_lost)
         self._image = self._next = image
+        self._reseeds_next = reseeded
 
     def take_over(self, before: Kernel, changing: Changing) -> None:
         """Run cells where this says from now on, in the place of another kernel, whose state is lost."""
@@ -159,25 +168,36 @@ class Kernel:
         await self._keeper.aclose()
 
 
+def _request(**details: Any) -> bytes:
+    return json.dumps(details).encode() + b"\0"
+
+
 def _request_to_fork(number: int) -> bytes:
-    return json.dumps({"number": number, "fork": True}).encode() + b"\0"
+    return _request(number=number, fork=_SEEDING.read_text())
 
 
-def _held_in(record: bytes) -> list[str] | None:
-    """Return what a kernel says that it has and a fork of it would not; None if it makes no sense."""
+def _held_in(record: bytes) -> tuple[list[str], tuple[str, ...]] | None:
+    """Return what a kernel says that it has and a fork of it would not, and what draws the same random numbers there.
+
+    None if it makes no sense.
+    """
     try:
         told: Any = json.loads(record)
     except (ValueError, RecursionError):
         return None
     match told:
-        case {"held": [*held]} if all(isinstance(each, str) for each in held):
-            return [_printable(each[:_LONGEST_HELD]) for each in held[:_MOST_HELD]]
+        case {"held": [*held], "unseeded": [*unseeded]} if all(isinstance(each, str) for each in (*held, *unseeded)):
+            return _told(held), tuple(_told(unseeded))
         case _:
             return None
 
 
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+def _told(things: list[str]) -> list[str]:
+    """Return what people are told of things that a kernel has named."""
+    return [
+        "".join(letter if letter.isprintable() else "\ufffd" for letter in thing[:_LONGEST_HELD])
+        for thing in things[:_MOST_HELD]
+    ]
 
 
 @dataclass(frozen=True, slots=True)

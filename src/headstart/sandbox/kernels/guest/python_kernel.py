@@ -15,14 +15,15 @@ exits: its end is what the other side sees then.
 SIGINT does something only while user code runs. A fork of user code that gets to the end of its
 cell ends there: there is one kernel.
 
-A request `{"number", "fork"}` asks for its state to be kept, and is answered with `{"held"}`: what it
-has that a fork would not have. If that is nothing, it sends itself SIGTRAP and forks. Whoever traces
+A request `{"number", "fork"}` asks for its state to be kept, and is answered with `{"held", "unseeded"}`: what it
+has that a fork would not have, and what draws the same random numbers there as here. "fork" is the text of
+`reseed`, and so is `{"seeding"}`, which asks for other random numbers from then on: it is ready again then. If that is nothing, it sends itself SIGTRAP and forks. Whoever traces
 it takes the fork away, and lets it go on elsewhere, any number of times, as if it had just been
 started: with all descriptors that are listed above, nine higher, and no others.
 """
 
 # User code may raise anything, and close anything; and what it runs in imports little.
-# ruff: noqa: BLE001, PLC0415, PTH115, PTH123, PTH208, S110, S307, SIM105, SIM115
+# ruff: noqa: BLE001, PLC0415, S102, PTH115, PTH123, PTH208, S110, S307, SIM105, SIM115
 
 from __future__ import annotations
 import __future__
@@ -42,6 +43,7 @@ import types
 TYPE_CHECKING = False  # `typing` takes longer to import than all of the above
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from types import FrameType, TracebackType
     from typing import Any, NoReturn
 
@@ -188,9 +190,13 @@ class Kernel:
         while True:
             request = _loads(self._requests.receive())
             if "fork" in request:
-                held = self._be_kept()
-                if held is not None:
-                    self._results.send(b"%d %s\0" % (request["number"], _dumps({"held": held}).encode()))
+                told = self._be_kept(_functions_in(request["fork"]))
+                if told is not None:
+                    self._results.send(b"%d %s\0" % (request["number"], _dumps(told).encode()))
+                continue
+            if "seeding" in request:
+                _functions_in(request["seeding"])["reseed"]()
+                self._results.send(b"0 \0")
                 continue
             answer: dict[str, Any] = {"text": None, "error": None, "cut": False}
             try:
@@ -214,12 +220,14 @@ class Kernel:
         if self._forks:
             _exit(0)  # nobody has taken it away
 
-    def _be_kept(self) -> list[str] | None:
-        """Fork, for whoever traces this; return what a fork would not have. In what becomes of it: be ready, return None."""
+    def _be_kept(self, seeding: dict[str, Any]) -> dict[str, list[str]] | None:
+        """Fork, for whoever traces this; return what to answer. In what becomes of it: be ready, return None."""
         self._stdio.flush()
         held = [*self._tasks(), *_threads(), *self._open_descriptors(), *_shared_memory()]
-        if held:
-            return held
+        held = held or self._fork(seeding["hold"]())
+        return None if held is None else {"held": held, "unseeded": seeding["unseeded"]()}
+
+    def _fork(self, go_on_drawing: Callable[[], None]) -> list[str] | None:
         try:
             self._folder = self._folder or _getcwd()
             _chdir("/")
@@ -235,6 +243,7 @@ class Kernel:
             self._forks = False
         if child:
             return []
+        go_on_drawing()
         self._go_on()
         return None
 
@@ -363,6 +372,12 @@ class Kernel:
             size, name = self._sources.pop(0)
             self._sources_size -= size
             linecache.cache.pop(name, None)
+
+
+def _functions_in(text: str) -> dict[str, Any]:
+    functions: dict[str, Any] = {}
+    exec(compile(text, "<headstart reseed>", "exec", dont_inherit=True), functions)
+    return functions
 
 
 def _threads() -> list[str]:

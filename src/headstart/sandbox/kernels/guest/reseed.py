@@ -26,9 +26,14 @@ def hold() -> "Callable[[], None]":
     return lambda: module.setstate(state)
 
 
+def unseeded() -> "list[str]":
+    """Return the names of imported libraries that nobody can seed anew from outside."""
+    return [name for name in _NEVER_REFRESHED if name in sys.modules]
+
+
 def reseed() -> "list[str]":
     """Seed what can be seeded anew; return the names of imported libraries that may go on as the origin does."""
-    left = [name for name in _NEVER_REFRESHED if name in sys.modules]
+    left = unseeded()
     for name, seed in _REFRESHED:
         module = sys.modules.get(name)
         if module is None:
