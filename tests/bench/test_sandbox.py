@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import headstart
-from headstart.bench import bases, sandbox, states
+from headstart.bench import bases, kernels, sandbox, states
 from headstart.bench.isolation import best_backend_name
 from headstart.sandbox.templates import TemplateStore
 
@@ -47,7 +47,12 @@ async def test_what_is_measured_comes_from_samples_and_what_is_not_is_null(
     assert {sample["capture"] for sample in samples if sample["series"] == "checkpoint"} <= {"sealed"}
     assert told["docker_run_ms"]["n"] == sum(sample["series"] == "create_beside_docker" for sample in samples) == 10
     assert told["docker_run_vs_create"] > 0
-    assert any(note.startswith("fork100_shared_share is null: ") for note in result.notes)
+    if told["backend"] == "local":
+        for held in ("heap", "objects"):
+            of_kind = [sample for sample in samples if sample.get("held") == held]
+            for series, measured in told["with_kernel_ms"][held].items():
+                assert measured["n"] == sum(sample["series"] == f"{series}_with_kernel" for sample in of_kind) == 10
+                assert 0 < measured["p50"] <= measured["p99"]
     assert told["paused500_mb"] is told["by_base_mb"] is told["fork100_shared_share"] is None, (
         "too long for a quick look"
     )
@@ -88,3 +93,15 @@ async def test_paused_sandboxes_are_weighed_together(monkeypatch: pytest.MonkeyP
     assert weighed["n"] == 20
     if os.geteuid() == 0:  # an ordinary user may not look into what is hidden from its sandboxes
         assert 0.1 * 20 < weighed["pss_mb"] < 20 * 20
+
+
+async def test_branches_of_a_kernel_share_its_memory() -> None:
+    if await best_backend_name(print) != "local":
+        pytest.skip("no other backend has layers")
+    async with headstart.Sandboxes.open() as boxes:
+        if not await kernels.are_kept(boxes):
+            pytest.skip("nobody may trace processes here")
+        told = await kernels.share_of_forks(boxes, count=3)
+    assert told["n"] == 3
+    assert told["rss_mb"] > 3 * 200
+    assert 0.9 < told["share"] < 1

@@ -14,6 +14,7 @@ from typing import Any, Final
 import anyio
 
 from headstart import Sandbox, Sandboxes
+from headstart.bench import kernels
 from headstart.bench.bases import by_base
 from headstart.bench.docker import beside_docker
 from headstart.bench.isolation import best_backend_name
@@ -54,8 +55,14 @@ async def run(*, quick: bool) -> BenchResult:
                 samples.append({"series": "true", "ms": (perf_counter() - began) * 1e3})
             stream = await _stream(box, megabytes=200 if quick else 1_000)
             samples.append(stream)
+        forks: dict[str, Any] | None = None
         if name == "local":  # no other has layers
             samples += await checkpoints(boxes, count=15 if quick else 100)
+            if await kernels.are_kept(boxes):
+                samples += await kernels.with_kernel(boxes, count=10 if quick else 100)
+                forks = None if quick else await kernels.share_of_forks(boxes)
+            else:
+                notes.append("no Python kernel can be kept here: nobody may trace processes")
         standing = None if quick else await paused(boxes)
     if name == "local" and not quick:
         samples += await by_base(scratch_dir(), count=50, tell=notes.append)
@@ -64,7 +71,8 @@ async def run(*, quick: bool) -> BenchResult:
         notes.append(
             f"paused500_mb: fall of MemAvailable, kernel included; user memory {standing['pss_mb']:.0f} MB (PSS)"
         )
-    notes.append("fork100_shared_share is null: a fork begins without its sandbox's Python kernels")
+    if forks is not None:
+        samples.append(forks)
     summary = {
         "create_to_first_command_ms": _percentiles(samples, "create"),
         "create_spaced_ms": _percentiles(samples, "spaced"),
@@ -76,7 +84,8 @@ async def run(*, quick: bool) -> BenchResult:
         **{f"{series}_ms": _percentiles(samples, series) if name == "local" else None for series in _STATES},
         "by_base_mb": _base_summary(samples),
         "paused500_mb": standing and round(standing["mb"]),
-        "fork100_shared_share": None,
+        "with_kernel_ms": _kernel_summary(samples),
+        "fork100_shared_share": forks and round(forks["share"], 3),
         "backend": name,
     }
     return BenchResult(summary=summary, samples=samples, notes=tuple(notes))
@@ -151,6 +160,16 @@ def _base_summary(samples: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {
         size: {f"{series}_ms": _percentiles(of_size, f"{series}_on_base") for series in _STATES}
         for size, of_size in told.items()
+    } or None
+
+
+def _kernel_summary(samples: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Tell what keeping states takes with a kernel, for each kind of memory that it holds."""
+    told = {held: [sample for sample in samples if sample.get("held") == held] for held in kernels.HELD}
+    return {
+        held: {series: _percentiles(of_kind, f"{series}_with_kernel") for series in kernels.SERIES}
+        for held, of_kind in told.items()
+        if of_kind
     } or None
 
 

@@ -18,7 +18,7 @@ import anyio.to_thread
 from headstart import Sandbox, SandboxCheckpoint, Sandboxes
 from headstart.backends.spawner.accounting import tree_usage
 
-__all__ = ["PAUSED", "available_bytes", "checkpoints", "keep_once", "paused"]
+__all__ = ["PAUSED", "available_bytes", "checkpoints", "keep_once", "make_dirty", "paused"]
 
 PAUSED: Final = 500
 _DIRTY_FILES: Final = 10
@@ -43,15 +43,15 @@ async def keep_once(box: Sandbox, base: SandboxCheckpoint, number: int) -> list[
     def note(series: str, began: float, **more: Any) -> None:
         samples.append({"series": series, "ms": (perf_counter() - began) * 1e3, **more})
 
-    await _dirty(box, number)
+    await make_dirty(box, number)
     began = perf_counter()
     kept = await box.checkpoint()
     note("checkpoint", began, capture=kept.capture.value)
-    await _dirty(box, number + 1)
+    await make_dirty(box, number + 1)
     began = perf_counter()
     await box.rollback(kept)
     note("rollback", began)
-    await _dirty(box, number + 2)
+    await make_dirty(box, number + 2)
     began = perf_counter()
     branch = await box.fork()
     note("fork", began)
@@ -63,7 +63,8 @@ async def keep_once(box: Sandbox, base: SandboxCheckpoint, number: int) -> list[
     return samples
 
 
-async def _dirty(box: Sandbox, number: int) -> None:
+async def make_dirty(box: Sandbox, number: int) -> None:
+    """Write 10 MB of files, and have it quiet for a moment."""
     content = bytes([number % 256]) * 1_000_000
     for name in range(_DIRTY_FILES):
         await box.files.write(f"dirty-{name}", content)
