@@ -57,6 +57,7 @@ class Keeper:
         self._home: RunningSandbox | None = None
         self._turns = anyio.Lock()
         self._current: Interpreter | None = None
+        self._outgoing: Interpreter | None = None
         self._number = 0
         self._was_lost = False
         self._begins_anew = self._was_lost_then = False
@@ -93,9 +94,12 @@ class Keeper:
             BackendError: The sandbox is gone, the interpreter cannot be started, or this was closed.
         """
         async with self._changing() as running:
-            interpreter = await self._ready(running, afresh=afresh)
-            self._number += 1
-            turn = await interpreter.turn(self._number, request(self._number), timeout_s=timeout_s, sinks=sinks)
+            try:
+                interpreter = await self._ready(running, afresh=afresh)
+                self._number += 1
+                turn = await interpreter.turn(self._number, request(self._number), timeout_s=timeout_s, sinks=sinks)
+            finally:
+                await self._see_outgoing_end()
             answer, trouble, restarted = None, turn.trouble, self._was_lost
             if turn.record is not None:
                 answer = understand(turn.record)
@@ -153,8 +157,8 @@ class Keeper:
         self._begins_anew, self._was_lost_then = True, is_lost
 
     async def _ready(self, running: RunningSandbox, *, afresh: bool) -> Interpreter:
-        if self._begins_anew:
-            await self.let_go()
+        if self._begins_anew:  # what there was has ended with its sandbox, or will; nobody should wait for that
+            self._outgoing, self._current = self._current, None
             self._begins_anew, self._was_lost = False, self._was_lost_then
         if self._current is not None and (afresh or running is not self._home or not self._current.is_usable):
             await self._drop()
@@ -172,8 +176,14 @@ class Keeper:
             self._was_lost = True
             await lost.aclose()
 
+    async def _see_outgoing_end(self) -> None:
+        if self._outgoing is not None:
+            outgoing, self._outgoing = self._outgoing, None
+            await outgoing.aclose()
+
     async def aclose(self) -> None:
         """End the interpreter, with all that it started, whatever it is at. Idempotent."""
         self._is_closed = True
+        await self._see_outgoing_end()
         if self._current is not None:
             await self._current.aclose()

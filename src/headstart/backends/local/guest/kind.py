@@ -38,7 +38,7 @@ _GROUP_PREFIX = "headstart-"
 _GROUP_RETRY_S = 0.002
 _BUILD_S = 30
 _REFILL_SOON_S, _REFILL_LATER_S = 0.004, 0.05
-"""Attaching holds up every fork on the machine for a moment, so not while a sandbox is starting …"""
+"""Attaching holds up every fork on the machine for a moment, so not while a sandbox or a program is starting …"""
 
 _CHEAP_FOR_S = 0.08
 """… except that the moment is a short one while the last attaching was so long ago at most."""
@@ -217,6 +217,7 @@ class LocalKind:
         order = message.get("order")
         if order is None:
             return self._tracer.order(message, [])
+        self._refill_at = max(self._refill_at, time.monotonic() + _REFILL_LATER_S)
         ids = (userns.SANDBOX_ID, userns.SANDBOX_ID) if self._privileged else None
         confined = {
             "limits": template.plan["rlimits"],
@@ -380,7 +381,8 @@ class LocalKind:
         return is_helper or any(parked.pid == pid for parked in self._parked)
 
     def count_groups(self) -> int:
-        return len(self._in_group) + len(self._doomed) if self._groups else 0
+        doomed = sum(not self._has_only_images(group) for group in self._doomed.values())
+        return len(self._in_group) + doomed if self._groups else 0
 
     def tend(self) -> float | None:
         """Park one process if some are missing; remove the groups of ended sandboxes; have a helper ready."""
@@ -396,15 +398,19 @@ class LocalKind:
         return min((due for due in dues if due is not None), default=None)
 
     def is_clean(self, pid: int) -> bool:
-        return pid not in self._doomed
+        return pid not in self._doomed or self._has_only_images(self._doomed[pid])
+
+    def _has_only_images(self, group: str) -> bool:
+        """Whether all that is left in a sandbox's control groups is on its way out of there."""
+        return self._tracer.is_in_one_of([f"{base}/{group}" for base in self._groups])
 
     def _remove_doomed(self) -> None:
         """Try each once; a group stays busy for a moment after its last process has gone."""
         self._doomed = {pid: group for pid, group in self._doomed.items() if not self._remove_group(group)}
 
     def _remove_group(self, group: str) -> bool:
-        if self._tracer.is_in_one_of([f"{base}/{group}" for base in self._groups]):
-            return False  # it will take them out of there, or kill them
+        if self._has_only_images(group):
+            return False  # the mover takes them out of there soon
         removed = [runs.remove_cgroup(f"{base}/{group}", patience_s=0.0) for base in self._groups]
         return all(removed)
 

@@ -1,4 +1,7 @@
-"""Moving processes to other control groups, in a process of its own: each move takes 8 ms on a quiet machine.
+"""Moving processes to other control groups, in a process of its own.
+
+A move takes 8 ms on a quiet machine, and holds up every fork on it meanwhile; another one soon after takes nearly nothing.
+So what is ordered is done together, when nothing has been ordered for a moment.
 
 What cannot be moved is killed: an image that stays would be killed with the sandbox that it was made in, a program
 that stays would be under no limits of its sandbox.
@@ -8,6 +11,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -18,6 +23,10 @@ from headstart.backends.spawner.guest import processes, syscalls
 __all__ = ["Mover"]
 
 _ROUNDS = 50
+_QUIET_S = 0.05
+_LONGEST_S = 0.5
+"""How long an order waits at most while others come."""
+_MOST_BYTES = 1 << 20
 
 
 class Mover:
@@ -49,9 +58,16 @@ class Mover:
         """
         self._order({"do": "take_home", "pid": image, "homes": homes, "settings": settings})
 
-    def move_out(self, shadow: int, program: int, home: str, groups: Sequence[str]) -> None:
-        """Move a program that goes on, its shadow, and all that it has started by now, to those of its sandbox."""
-        self._order({"do": "move_out", "pid": shadow, "program": program, "home": home, "groups": groups})
+    def move_out(self, shadow: int, program: int, born_in: Sequence[str], groups: Sequence[str]) -> None:
+        """Move a program that goes on, its shadow, and all that it has started by now, to those of its sandbox.
+
+        Args:
+            shadow: The shadow's pid.
+            program: The program's.
+            born_in: Folders of control groups where they may be: those of its image, and where that was before.
+            groups: The sandbox's.
+        """
+        self._order({"do": "move_out", "pid": shadow, "program": program, "born_in": born_in, "groups": groups})
 
     def remove(self, homes: Sequence[str]) -> None:
         """Remove control groups, unless something is in them."""
@@ -65,10 +81,20 @@ def _serve(orders: int, spawner: int) -> NoReturn:
     """As a fork of the spawner: do what comes, until nobody can order anything."""
     try:
         syscalls.be_a_helper_of(spawner, [orders])
-        with open(orders, "rb") as lines:
-            for line in lines:
-                order = json.loads(line)
-                _ACTS[order.pop("do")](**order)
+        pending, since = b"", 0.0
+        while True:
+            quiet_s = min(_QUIET_S, max(0.0, since + _LONGEST_S - time.monotonic())) if pending else None
+            if select.select([orders], [], [], quiet_s)[0]:
+                since = since if pending else time.monotonic()
+                told = os.read(orders, _MOST_BYTES)
+                if not told:
+                    break
+                pending += told
+            else:
+                whole, _, pending = pending.rpartition(b"\n")
+                for line in whole.splitlines():
+                    order = json.loads(line)
+                    _ACTS[order.pop("do")](**order)
     finally:
         os._exit(0)
 
@@ -85,33 +111,27 @@ def _take_home(pid: int, homes: list[str], settings: list[tuple[str, str, str]])
         shadows.kill(pid)
 
 
-def _move_out(pid: int, program: int, home: str, groups: list[str]) -> None:
+def _move_out(pid: int, program: int, born_in: list[str], groups: list[str]) -> None:
     try:
-        shadows.join(pid, groups)
-        inside = _pid_namespace(program)
+        inside = processes.pid_namespace(program)
         for _ in range(_ROUNDS):
-            left = [each for each in processes.in_group(home) if _pid_namespace(each) == inside]
+            listed = [each for folder in born_in for each in processes.in_group(folder)]
+            left = [each for each in listed if processes.pid_namespace(each) == inside]
             if not left:
-                return
+                return shadows.join(pid, groups)  # last: while it is there, nobody removes the groups
             for each in left:
                 with suppress(ProcessLookupError):
                     shadows.join(each, groups)
     except OSError:
-        shadows.kill(pid)
-    shadows.kill(program)  # its sandbox has ended, or it forks faster than that, which nobody needs
+        pass  # its sandbox has ended
+    shadows.kill(pid)
+    return shadows.kill(program)  # it forks faster than that, which nobody needs
 
 
 def _remove(homes: list[str]) -> None:
     for home in homes:
         with suppress(OSError):  # others are still in there
             os.rmdir(home)
-
-
-def _pid_namespace(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
-        return ""  # it has ended
 
 
 _ACTS = {"take_home": _take_home, "move_out": _move_out, "remove": _remove}

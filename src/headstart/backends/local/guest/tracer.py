@@ -128,10 +128,11 @@ class _Program:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """An image, and the folders of its control groups."""
+    """An image, and the folders of its control groups: those of its own, and of the sandbox that it was made in."""
 
     image: Image
     homes: list[str]
+    origin: list[str]
 
 
 class Tracer:
@@ -221,8 +222,9 @@ class Tracer:
         except OSError:
             shadows.kill(shadow.tracee.pid)  # its program cannot be kept, and that will be told
         if message["do"] == "revive" and message["order"]["groups"]:
-            homes = self._images[message["image"]].homes
-            self._mover.move_out(shadow.tracee.pid, shadow.program, homes[0], message["order"]["groups"])
+            kept = self._images[message["image"]]
+            born_in = [*kept.homes[:1], *kept.origin[:1]]
+            self._mover.move_out(shadow.tracee.pid, shadow.program, born_in, message["order"]["groups"])
 
     def _obey(self, message: dict[str, Any]) -> None:
         if message["do"] == "forget":
@@ -242,7 +244,7 @@ class Tracer:
                 with suppress(ProcessLookupError):
                     os.killpg(program.pid, message["signal"])
             case "kill":
-                commands.kill_tree(program.pid, mark=program.mark, among=lambda: _members(message))
+                commands.kill_tree(program.pid, mark=program.mark, among=lambda: _members(message, program.pid))
             case _:
                 raise OSError(errno.EINVAL, f"unknown order {message['do']!r}")
 
@@ -271,7 +273,7 @@ class Tracer:
         match kept:
             case Image():
                 homes = [f"{os.path.dirname(group)}/{order['home']}" for group in order["groups"]]
-                self._images[order["image"]] = _Kept(image=kept, homes=homes)
+                self._images[order["image"]] = _Kept(image=kept, homes=homes, origin=order["groups"])
                 _tell(told, {"outcome": "kept"})
                 if homes:
                     settings = [(f"{folder}/{order['home']}", name, value) for folder, name, value in order["settings"]]
@@ -356,10 +358,12 @@ class Tracer:
             self._ended[name] = processes.exit_facts(status)
 
 
-def _members(message: dict[str, Any]) -> Iterable[int]:
-    """Return what is in a sandbox, without shadows and images, which carry the marks of their programs."""
-    listed = processes.members(message["init"], message["groups"])
-    return [pid for pid in listed if processes.tracer_of(pid) != os.getpid()]
+def _members(message: dict[str, Any], program: int) -> Iterable[int]:
+    """Return what is in a sandbox as a program is: not its image, nor what goes on elsewhere and was not moved yet."""
+    inside = processes.pid_namespace(program)
+    return [
+        pid for pid in processes.members(message["init"], message["groups"]) if processes.pid_namespace(pid) == inside
+    ]
 
 
 def _tell(told: int, answer: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "kill_everything_in_namespace",
     "members",
     "pause",
+    "pid_namespace",
     "reap",
     "tracer_of",
 ]
@@ -110,6 +111,14 @@ def in_group(group: str) -> list[int]:
             return [int(pid) for pid in listing.read().split()]
     except OSError:
         return []
+
+
+def pid_namespace(pid: int) -> str:
+    """Return what identifies the PID namespace of a process, "" if it has ended."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
 
 
 def tracer_of(pid: int) -> int:

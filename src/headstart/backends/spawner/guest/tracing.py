@@ -264,7 +264,7 @@ class Tracee:
 
     def _registers(self) -> tuple[int, ...]:
         machine = _this_machine()
-        return struct.unpack(f"={machine.count}Q", self._read(_PRSTATUS))
+        return struct.unpack(f"={machine.count}Q", self._read(_PRSTATUS, machine.count * 8))
 
     def _set_registers(self, values: list[int], *, call: int) -> None:
         machine = _this_machine()
@@ -274,9 +274,9 @@ class Tracee:
         if machine.ordered is None:
             self._write(_ARM_CALL, struct.pack("=i", -1 if call == _NO_CALL else call))
 
-    def _read(self, kind: int) -> bytes:
-        content = ctypes.create_string_buffer(_LARGEST_REGISTERS)
-        region = _Region(ctypes.addressof(content), _LARGEST_REGISTERS)
+    def _read(self, kind: int, most_bytes: int = _LARGEST_REGISTERS) -> bytes:
+        content = ctypes.create_string_buffer(most_bytes)
+        region = _Region(ctypes.addressof(content), most_bytes)
         _request(_GETREGSET, self.pid, kind, ctypes.addressof(region))
         return content.raw[: region.length]
 
