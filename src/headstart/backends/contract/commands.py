@@ -104,7 +104,7 @@ class ForkableProcess(Protocol):
         ...
 
     async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
-        """Keep its state as it is when it forks; it goes on, and its `fork()` returns another number than 0.
+        """Keep its state as it is when it forks; it goes on, and its `fork()` returns 0x7FFFFFFF.
 
         Args:
             ask: Has it do that, as it understands it, and returns when it has answered. It sends itself SIGTRAP, and
