@@ -6,6 +6,7 @@ it. Whoever may not make groups at all has no places.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from headstart.backends.contract import Limits
 from headstart.backends.local.guest.places import Place, offered
-from headstart.backends.spawner.guest.processes import descendants
+from headstart.backends.spawner.guest.processes import descendants, in_group, pid_namespace
 from headstart.backends.spawner.guest.runs import remove_cgroup
 
 __all__ = ["GroupSetting", "Groups"]
@@ -127,9 +128,13 @@ class Groups:
         return None
 
     def process_count(self, group: str) -> int | None:
-        """Return how many processes are in a group, or None if there are no groups."""
+        """Return how many processes of a sandbox are in its group, its init among them; None if there are no groups.
+
+        What is in our own PID namespace is none of it: shadows of programs, and images on their way out.
+        """
+        ours = pid_namespace(os.getpid())
         for _, folder in self._at:
-            return len(_read(Path(folder, group, "cgroup.procs")).split())
+            return sum(pid_namespace(pid) != ours for pid in in_group(str(Path(folder, group))))
         return None
 
     def kills_for_memory(self, group: str) -> int:

@@ -97,12 +97,11 @@ class LocalSandbox(SpawnedSandbox):
 
     async def usage(self) -> Usage:
         """What the control group is charged, else PSS."""
-        shadows = len(self._programs.pids)  # one each
         memory, cpu = self._groups.memory_bytes(self._group), self._groups.cpu_s(self._group)
         count = self._groups.process_count(self._group)
         if memory is None or cpu is None or count is None:
             return await anyio.to_thread.run_sync(partial(tree_usage, self.pid, beside=self._programs.pids))
-        return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1 - shadows))
+        return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1))
 
     def start_forkable(
         self, command: Command, *, descriptors: Sequence[int] = ()
