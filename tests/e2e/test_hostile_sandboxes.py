@@ -114,6 +114,7 @@ async def test_a_sandbox_that_has_the_folder_above_the_state_finds_nothing_in_it
     if mode == "overlay" and os.geteuid() != 0:
         pytest.skip("an ordinary user's stores are folders in the state, and no overlay can cover its own layers")
     state = running.place.state
+    state.parent.chmod(0o755)  # where ids cannot be mapped, a sandbox is somebody else
     async with headstart.connect(state) as hosted:
         box = await hosted.create(mounts={str(state.parent): mode}, network=network)
         branch = await box.fork()

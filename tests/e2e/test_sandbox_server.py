@@ -311,14 +311,27 @@ async def test_a_rollback_brings_files_and_the_bash_session_back(running: Runnin
 
 async def test_what_a_checkpoint_cannot_hold_is_told_and_can_be_left_out(running: Running) -> None:
     async with talking(running) as talk:
-        await talk.ok("python", code="x = 1")
+        await talk.ok("python", code="x = 1; log = open('log', 'w')")
         for tool in ("checkpoint", "fork"):
             told = await talk.error(tool)
-            assert re.search(r"runs python3 \(\d+\), which no checkpoint holds\nhint: .*files_only=true", told)
+            assert re.search(
+                r"Python kernel has open: /home/sandbox/log .*no checkpoint holds\nhint: .*files_only=true", told
+            )
         assert "Not in it: python3" in await talk.ok("checkpoint", files_only=True)
         assert await talk.ok("python", code="x") == "1"
         await talk.ok("rollback")
         assert "NameError" in await talk.ok("python", code="x")
+
+
+async def test_a_rollback_and_a_branch_have_what_the_python_kernel_knew(running: Running) -> None:
+    async with talking(running) as talk:
+        await talk.ok("python", code="x = [1]")
+        await talk.ok("checkpoint")
+        await talk.ok("python", code="x.append(2)")
+        branch = await talk.fork()
+        assert await talk.ok("python", code="x", branch=branch) == "[1, 2]"
+        await talk.ok("rollback")
+        assert await talk.ok("python", code="x") == "[1]"
 
 
 async def test_a_branch_is_tried_and_committed_or_discarded(running: Running) -> None:

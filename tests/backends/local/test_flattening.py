@@ -161,7 +161,7 @@ async def test_merged_layers_show_what_they_have_shown_one_by_one(
     place: str, steps: list[tuple[list[Act], str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("state")
-    async with starting(folder, place, project_in(folder)) as start:
+    async with starting(folder, place, project_in(tmp_path_factory.mktemp("mounted"))) as start:
         merged, plain = await start("merged"), await start("plain")
         lineage_of(plain).flattening = None
         for each in (merged, plain):

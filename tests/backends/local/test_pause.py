@@ -129,10 +129,10 @@ async def test_a_command_whose_time_is_up_meanwhile_is_killed(by: str, tmp_path:
 async def test_pausing_holds_up_neither_others_nor_the_spawner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     may_stand, reached = threading.Event(), threading.Event()
 
-    def slowly(init: int, groups: Sequence[str]) -> freezing.Still:
+    def slowly(init: int, groups: Sequence[str], apart: Sequence[int]) -> freezing.Still:
         reached.set()
         assert may_stand.wait(20)
-        return freezing.freeze(init, groups)
+        return freezing.freeze(init, groups, apart)
 
     monkeypatch.setattr(spawner_sandbox, "freeze", slowly)
     async with backend_in(tmp_path) as backend, anyio.create_task_group() as tasks:

@@ -142,6 +142,7 @@ def test_no_link_that_a_sandbox_puts_into_its_mount_leads_what_is_copied_elsewhe
     mounted, outside = tmp_path / "mounted", tmp_path / "outside"
     for folder in (mounted, outside):
         folder.mkdir()
+    mounted.chmod(0o777)  # where ids cannot be mapped, a sandbox is somebody else
     (outside / "key").write_text("secret")
     name = service.create("--mount", f"{mounted}:rw")
     made = f"mkdir -p out/below; echo stolen > out/key; echo stolen > out/below/key; cd {mounted}; ln -s {outside} out"
