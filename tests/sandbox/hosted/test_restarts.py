@@ -232,6 +232,25 @@ async def test_a_session_that_nobody_has_used_since_outlives_the_next_service_as
             assert (await box.run_in_shell("f")).stdout == "from f\n"
 
 
+async def test_a_rollback_past_other_checkpoints_is_remembered_through_many_restarts(tmp_path: Path) -> None:
+    async with open_host(tmp_path) as host:
+        box = await host.create(SandboxOptions(), name="mine")
+        kept: list[str] = []
+        for content in ("1", "2", "3"):
+            await box.files.write("f", content)
+            kept.append((await host.checkpoint(box.id)).id)
+        await host.rollback(box.id, kept[0])
+    for going_to in (1, 0, 2, 0):
+        async with open_host(tmp_path) as host:
+            async with host.awake("mine") as box:
+                assert [each.id for each in box.checkpoints] == kept
+                before = await box.files.read("f")
+            await host.rollback("mine", kept[going_to])
+            async with host.awake("mine") as box:
+                assert await box.files.read("f") == str(going_to + 1).encode()
+        assert before in {b"1", b"2", b"3"}
+
+
 async def test_branches_are_lost_with_the_service_and_their_files_with_them(tmp_path: Path) -> None:
     async with open_host(tmp_path) as host:
         box = await host.create(SandboxOptions())

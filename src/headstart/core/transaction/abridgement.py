@@ -10,16 +10,23 @@ kept of it and at which versions, and what is garbage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypedDict
 
 from headstart.core.actions import Effect
 from headstart.core.transaction.events import (
     CheckpointCaptured,
     CheckpointRequested,
+    GarbageCollected,
     LineageId,
     LineageOpened,
     RequestId,
+    RollbackRequested,
     RunEnded,
     RunRequested,
+    StateStaged,
+    StateSwapped,
+    StateVerified,
     StateVersion,
     TransactionEvent,
 )
@@ -30,7 +37,7 @@ from headstart.core.transaction.instructions import (
     TransactionInstruction,
 )
 from headstart.core.transaction.parts import LineageView
-from headstart.ids import SandboxId
+from headstart.ids import CheckpointId, SandboxId
 
 __all__ = ["Abridgement", "retold"]
 
@@ -103,19 +110,67 @@ class Abridgement:
 
 def retold(view: LineageView, sandbox: SandboxId, *, at_s: float) -> list[TransactionEvent]:
     """Return the shortest journal of a lineage at rest, whose branches have ended: it forgets how things came about."""
-    first = view.checkpoints[0][1] if view.checkpoints else view.version
-    events: list[TransactionEvent] = [LineageOpened(at_s=at_s, lineage=view.id, sandbox=sandbox, version=first)]
-    version = first
-    for checkpoint, kept in view.checkpoints:
-        if kept != version:
-            events += _run_in(view.id, sandbox, None, kept, at_s)
-            version = kept
-        request = RequestId(f"kept-{checkpoint}")
-        events.append(CheckpointRequested(at_s=at_s, lineage=view.id, request=request, checkpoint=checkpoint))
-        events.append(CheckpointCaptured(at_s=at_s, lineage=view.id, request=request))
-    if view.version != version:
-        events += _run_in(view.id, sandbox, None, view.version, at_s)
-    return events
+    story = _Story(view, sandbox, at_s=at_s)
+    for checkpoint, version in view.checkpoints:
+        story.come_to(version)
+        story.keep(checkpoint)
+    story.come_to(view.version)
+    return story.events
+
+
+class _About(TypedDict):
+    at_s: float
+    lineage: LineageId
+    request: RequestId
+
+
+class _Story:
+    """A lineage's events, made up: runs come to versions that are new, rollbacks to those that were kept."""
+
+    def __init__(self, view: LineageView, sandbox: SandboxId, *, at_s: float) -> None:
+        self._lineage = view.id
+        self._at_s = at_s
+        self._kept: dict[StateVersion, CheckpointId] = {}
+        versions = [version for _, version in view.checkpoints] + [view.version]
+        steps = [version for before, version in pairwise(versions) if version != before]
+        self._rollbacks_left = len(steps) - len(set(steps) - {versions[0]})
+        self._last = sandbox
+        self._version, self._sandbox = versions[0], self._next_sandbox()
+        opened = LineageOpened(at_s=at_s, lineage=view.id, sandbox=self._sandbox, version=self._version)
+        self.events: list[TransactionEvent] = [opened]
+
+    def _next_sandbox(self) -> SandboxId:
+        """Return the name of the one that is canonical until the next rollback; the last one's is known."""
+        left = self._rollbacks_left
+        return SandboxId(f"{self._last}-{left}-rollbacks-before") if left else self._last
+
+    def come_to(self, version: StateVersion) -> None:
+        if version == self._version:
+            return
+        if version in self._kept:
+            self._roll_back(self._kept[version])
+        else:
+            self.events += _run_in(self._lineage, self._sandbox, None, version, self._at_s)
+        self._version = version
+
+    def keep(self, checkpoint: CheckpointId) -> None:
+        self._kept.setdefault(self._version, checkpoint)
+        about: _About = {"at_s": self._at_s, "lineage": self._lineage, "request": RequestId(f"kept-{checkpoint}")}
+        self.events += [CheckpointRequested(**about, checkpoint=checkpoint), CheckpointCaptured(**about)]
+
+    def _roll_back(self, to: CheckpointId) -> None:
+        replaced = self._sandbox
+        self._rollbacks_left -= 1
+        self._sandbox = self._next_sandbox()
+        request = RequestId(f"back-{self._rollbacks_left}")
+        about: _About = {"at_s": self._at_s, "lineage": self._lineage, "request": request}
+        self.events += [
+            RollbackRequested(**about, checkpoint=to, staged=self._sandbox),
+            StateStaged(**about),
+            StateVerified(**about),
+            StateSwapped(**about),
+            GarbageCollected(at_s=self._at_s, lineage=self._lineage, sandboxes=(replaced,), checkpoints=()),
+        ]
 
 
 def _changes_nothing(event: TransactionEvent, instructions: Sequence[TransactionInstruction]) -> bool:
