@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+import sys
 
 import pytest
 
-__all__ = ["as_root_of_namespaces", "may_make_namespaces"]
+__all__ = ["as_root_of_namespaces", "may_make_namespaces", "where_processes_may_be_traced"]
 
 
 @functools.cache
@@ -21,3 +22,13 @@ def may_make_namespaces() -> bool:
 as_root_of_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or not may_make_namespaces(), reason="needs root who may make namespaces"
 )
+
+
+@functools.cache
+def may_trace() -> bool:
+    """Whether this user may trace what he has started; a container's seccomp filter may forbid it."""
+    script = "import sys; from headstart.backends.local.guest import shadows; sys.exit(not shadows.are_possible())"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+where_processes_may_be_traced = pytest.mark.skipif(not may_trace(), reason="nobody may trace processes here (ptrace)")

@@ -13,6 +13,7 @@ import anyio
 import httpx2
 import pytest
 from mcp.types import ToolAnnotations
+from tests.machine import where_processes_may_be_traced
 
 import headstart
 from headstart.errors import SandboxUnknown
@@ -309,6 +310,7 @@ async def test_a_rollback_brings_files_and_the_bash_session_back(running: Runnin
         assert "chk_none" in await talk.error("rollback", to="chk_none")
 
 
+@where_processes_may_be_traced
 async def test_what_a_checkpoint_cannot_hold_is_told_and_can_be_left_out(running: Running) -> None:
     async with talking(running) as talk:
         await talk.ok("python", code="x = 1; log = open('log', 'w')")
@@ -323,6 +325,7 @@ async def test_what_a_checkpoint_cannot_hold_is_told_and_can_be_left_out(running
         assert "NameError" in await talk.ok("python", code="x")
 
 
+@where_processes_may_be_traced
 async def test_a_rollback_and_a_branch_have_what_the_python_kernel_knew(running: Running) -> None:
     async with talking(running) as talk:
         await talk.ok("python", code="x = [1]")

@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator
 
 import anyio
 import pytest
+from tests.machine import where_processes_may_be_traced
 
 import headstart
 from headstart.errors import BackendUnavailable, Conflict, NotCapturable
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, where_processes_may_be_traced]
 
 
 @pytest.fixture
