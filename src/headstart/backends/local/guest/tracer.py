@@ -7,7 +7,7 @@ An image is in control groups of its own, which hold what it has been copied to 
 those of its sandbox (`moving`).
 
 Orders, each answered with one line of JSON through the first descriptor that comes with it:
-    `start`, with the descriptors of a sandbox's namespaces and the program's own: `{"pid", "shadow"}`
+    `start`, with the descriptors of a sandbox's namespaces and the program's own: `{"pid"}`
     `revive`, likewise, of an `image`
     `watch`: expect a program to send itself SIGTRAP and fork: `{}`
     `keep`: answered when it has: `{"outcome": "kept"}`, and there is `image`; or `busy` (with its `threads`), `withdrawn`
@@ -182,7 +182,7 @@ class Tracer:
             match message["do"]:
                 case "start" | "revive":
                     after = self._start(message, others)
-                    _tell(told, {"pid": after.program, "shadow": after.tracee.pid})
+                    _tell(told, {"pid": after.program})
                 case "keep":
                     self._keep(message, told)
                 case "wait":
