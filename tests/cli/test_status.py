@@ -50,7 +50,7 @@ def told(**runtime: Any) -> dict[str, Any]:
         "upstreams": [],
         "offline": ["git", "fetch"],
         "runtime": {
-            "sandboxes": [{"id": "sbx_1", "because": "keywords: commit"}],
+            "sandboxes": [{"id": "sbx_1", "because": "keywords: commit", "stands_still": False}],
             "servers": [server("git")],
             "zygotes": [],
             "events_broken": 0,
@@ -70,6 +70,12 @@ def test_only_what_went_wrong_is_told() -> None:
     assert trouble({"events_broken": 0, "journal_dropped": 0, "state_writes_failed": 0}) == ""
     broken = trouble({"events_broken": 2, "journal_dropped": 0, "state_writes_failed": 1})
     assert broken == "2 events not handled, 1 writes of the state failed"
+
+
+def test_what_has_used_the_cpu_that_it_may_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "stands still" not in printed(capsys, told())
+    held = [{"id": "sbx_1", "because": "keywords: commit", "stands_still": True}]
+    assert "leased, stands still" in printed(capsys, told(sandboxes=held))
 
 
 def test_every_section_has_a_heading_with_a_blank_line_above(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,9 +38,10 @@ def bet(*, p: float = 0.5, hidden_s: float = 1.0, cpu_s: float = 1.0) -> Bet:
 def admitted(book: Bookmaker, made: Bet, *, memory_bytes: int = 100) -> Stake:
     stake = book.price(made, "s", 0.0)
     assert isinstance(stake, Stake)
-    assert book.reserve(stake, 0.0, memory_bytes=memory_bytes) is None
-    book.admitted(stake)
-    return stake
+    reserved = book.reserve(stake, 0.0, memory_bytes=memory_bytes)
+    assert isinstance(reserved, Stake)
+    book.admitted(reserved)
+    return reserved
 
 
 def won(stake: Stake, *, hidden_s: float = 0.8) -> StakeWon:
@@ -87,12 +88,24 @@ def test_open_guesses_may_not_hold_more_than_the_budget() -> None:
     assert book.reserve(second, 0.0, memory_bytes=10_000) is Refusal.WASTE_MEMORY
 
 
-def test_what_is_all_but_certain_is_not_shut_out_by_open_guesses() -> None:
+def test_what_is_all_but_certain_is_not_shut_out_by_open_guesses_but_gets_what_they_left() -> None:
     book = books(cpu_burst_s=1.5)
-    admitted(book, bet())
-    certain = book.price(bet(p=0.99), "s", 0.0)
-    assert isinstance(certain, Stake)
-    assert book.reserve(certain, 0.0, memory_bytes=100) is None
+    guess = admitted(book, bet())
+    certain = admitted(book, bet(p=0.99))
+    assert guess.cpu_s == pytest.approx(1.25)
+    assert certain.cpu_s == pytest.approx(0.25)
+    assert admitted(book, bet(p=0.99)).cpu_s == 0.0
+
+
+def test_a_start_may_use_what_was_reserved_and_when_it_is_ready_only_a_little_more() -> None:
+    book = books(cpu_burst_s=1.5)
+    stake = admitted(book, bet())
+    assert book.measured(stake, 0.0, memory_bytes=1, cpu_s=0.1, ready=False) == pytest.approx(1.25)
+    assert book.measured(stake, 0.0, memory_bytes=1, cpu_s=1.2, ready=False) == pytest.approx(1.45)
+    assert book.measured(stake, 0.0, memory_bytes=1, cpu_s=1.4, ready=False) == pytest.approx(1.5)
+    assert book.measured(stake, 0.0, memory_bytes=1, cpu_s=0.4, ready=True) == pytest.approx(0.65)
+    book.won(won(stake))
+    assert book.measured(stake, 0.0, memory_bytes=1, cpu_s=9.0, ready=True) is None
 
 
 def test_a_call_makes_its_forecasts_true_and_time_makes_the_others_false() -> None:

@@ -13,6 +13,7 @@ from headstart.core.events import (
     Event,
     GrantLease,
     Instruction,
+    LimitCpu,
     Priority,
     RaisePriority,
     ResourceRegistered,
@@ -130,6 +131,10 @@ class Driven:
 
 def starts(instructions: list[Instruction]) -> list[StartSandbox]:
     return [each for each in instructions if isinstance(each, StartSandbox)]
+
+
+def limits(instructions: list[Instruction]) -> list[float | None]:
+    return [each.cpu_s for each in instructions if isinstance(each, LimitCpu)]
 
 
 def test_words_in_the_stream_start_a_sandbox_and_its_call_does_not_wait() -> None:
@@ -289,7 +294,30 @@ def test_what_a_call_has_claimed_may_grow() -> None:
     assert not any(isinstance(each, StopSandbox) for each in out)
 
 
-def test_cpu_that_is_spent_already_is_no_reason_to_stop_what_it_bought() -> None:
+def test_a_guess_may_use_the_cpu_that_was_reserved_for_it_and_its_call_lifts_the_limit() -> None:
+    d = Driven()
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    assert start.cpu_limit_s == pytest.approx(1.25), "the estimate and a little more"
+    assert limits(d.ready(start.sandbox, 2.1, cpu_s=0.5)) == [pytest.approx(0.75)]
+    assert limits(d.call("c", 3.0)) == [None]
+
+
+def test_what_wants_more_cpu_than_may_be_wasted_stands_still_until_time_has_brought_some() -> None:
+    d = Driven(BrokerPolicy(waste_cpu_share=0.1))
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+
+    def asks(at_s: float, cpu_s: float) -> list[Instruction]:
+        return d.tell(SandboxMeasured(at_s=at_s, sandbox=start.sandbox, memory_bytes=1, cpu_s=cpu_s))
+
+    assert limits(asks(2.0, 19.5)) == [pytest.approx(19.75)]
+    assert limits(asks(2.1, 19.9)) == [pytest.approx(20.0)]
+    assert limits(asks(2.2, 19.95)) == [], "there is no more"
+    assert limits(d.call("c", 2.3)) == [None]
+
+
+def test_a_guess_that_has_used_all_its_cpu_is_not_stopped_for_that() -> None:
     d = Driven()
     d.generation("g", 1.0)
     [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))

@@ -66,14 +66,39 @@ def test_a_start_that_cost_more_than_reserved_is_a_debt_that_time_pays_off() -> 
     assert budget.reserve(B, at_s=5.0, memory_bytes=1, cpu_s=0.1) is None
 
 
-def test_growth_that_fits_is_taken_and_growth_that_does_not_is_refused() -> None:
+def test_what_was_spent_and_lies_ahead_replaces_the_reservation() -> None:
     budget = _budget()
     budget.reserve(A, at_s=0.0, memory_bytes=50, cpu_s=1.0)
-    assert budget.revise(A, at_s=0.0, memory_bytes=90, cpu_s=0.5) is None
-    assert budget.revise(A, at_s=0.0, memory_bytes=101, cpu_s=0.5) is Refusal.WASTE_MEMORY
-    assert budget.revise(A, at_s=0.0, memory_bytes=90, cpu_s=2.5) is Refusal.WASTE_CPU
+    assert budget.revise(A, at_s=0.0, memory_bytes=90, spent_cpu_s=0.2, ahead_cpu_s=0.3) == 0.5
     statistics = budget.statistics(at_s=0.0)
     assert (statistics.reserved_memory_bytes, statistics.reserved_cpu_s) == (90, 0.5)
+
+
+def test_memory_that_does_not_fit_is_refused_and_the_old_reservation_stands() -> None:
+    budget = _budget()
+    budget.reserve(A, at_s=0.0, memory_bytes=50, cpu_s=1.0)
+    refused = budget.revise(A, at_s=0.0, memory_bytes=101, spent_cpu_s=0.2, ahead_cpu_s=0.3)
+    assert refused is Refusal.WASTE_MEMORY
+    statistics = budget.statistics(at_s=0.0)
+    assert (statistics.reserved_memory_bytes, statistics.reserved_cpu_s) == (50, 1.0)
+
+
+def test_only_what_is_there_is_allowed_and_more_when_time_has_filled_it() -> None:
+    budget = _budget(share=0.5, burst=2.0)
+    budget.reserve(A, at_s=0.0, memory_bytes=1, cpu_s=1.0)
+    budget.reserve(B, at_s=0.0, memory_bytes=1, cpu_s=0.5)
+    assert budget.revise(A, at_s=0.0, memory_bytes=1, spent_cpu_s=0.9, ahead_cpu_s=5.0) == 1.5
+    budget.settle_miss(B, at_s=0.0, cpu_s=0.5)
+    assert budget.revise(A, at_s=1.0, memory_bytes=1, spent_cpu_s=1.5, ahead_cpu_s=5.0) == 2.0
+
+
+def test_what_was_spent_in_spite_of_the_limit_is_reserved_and_keeps_everything_else_out() -> None:
+    budget = _budget(burst=2.0)
+    budget.reserve(A, at_s=0.0, memory_bytes=1, cpu_s=1.0)
+    budget.reserve(B, at_s=0.0, memory_bytes=1, cpu_s=0.5)
+    assert budget.revise(A, at_s=0.0, memory_bytes=1, spent_cpu_s=3.0, ahead_cpu_s=1.0) == 3.0
+    assert budget.statistics(at_s=0.0).available_cpu_s == -1.5
+    assert budget.revise(B, at_s=0.0, memory_bytes=1, spent_cpu_s=0.1, ahead_cpu_s=0.4) == 0.1
 
 
 def test_a_bet_that_needs_nothing_is_never_refused() -> None:
@@ -99,4 +124,4 @@ def test_misuse_is_told() -> None:
     with pytest.raises(ValueError, match="negative"):
         budget.reserve(B, at_s=0.0, memory_bytes=1, cpu_s=float("nan"))
     with pytest.raises(KeyError):
-        budget.revise(C, at_s=0.0, memory_bytes=1, cpu_s=0.0)
+        budget.revise(C, at_s=0.0, memory_bytes=1, spent_cpu_s=0.0, ahead_cpu_s=0.0)

@@ -244,6 +244,7 @@ class PoolMachine(RuleBasedStateMachine):
             worth_s=probability,
             placed_s=self.now_s,
             expires_s=bet.expires_s,
+            cpu_s=1.0,
         )
         if self.pool.has_room(stake):
             self.staked.add(stake.id)

@@ -226,6 +226,9 @@ class PlainSandbox:
     async def usage(self) -> Usage:
         return Usage(memory_bytes=1, cpu_s=0.1, processes=1)
 
+    async def cpu_s(self) -> float:
+        return 0.1
+
     async def aclose(self) -> None:
         if self.control is not None:
             self.control.close()

@@ -17,6 +17,7 @@ from headstart.core.events import (
     Event,
     SandboxBecameReady,
     SandboxExited,
+    SandboxMeasured,
     SandboxStartFailed,
     SandboxStopped,
 )
@@ -272,3 +273,62 @@ async def test_a_call_that_is_open_when_the_server_goes_fails_with_how_it_ended(
         await it.until(SandboxBecameReady)
         with pytest.raises(ServerUnavailable, match="it exited with code 5 during the call"):
             await supervised.request("tools/call", call("leave"), None)
+
+
+# ---------------------------------------------------------------- what it may use
+
+
+def _has_used(it: Stage, cpu_s: float) -> None:
+    it.backend.set_usage("notes", Usage(memory_bytes=5_000, cpu_s=cpu_s, processes=1))
+
+
+async def test_a_bet_that_has_used_what_it_may_stands_still_and_asks_until_somebody_needs_it(stage: OpenStage) -> None:
+    async with stage() as it:
+        it.script.answers_handshake = False
+        _has_used(it, 1.0)
+        supervised = it.supervise(cpu_limit_s=1.0)
+        asking: SandboxMeasured = await it.until(SandboxMeasured, 2)
+        assert (asking.sandbox, asking.cpu_s) == (SBX, 1.0)
+        assert supervised.stands_still
+        supervised.limit_cpu(None)
+        with anyio.fail_after(5):
+            while supervised.stands_still:
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_the_time_that_it_stands_still_is_no_part_of_its_start(stage: OpenStage) -> None:
+    async with stage() as it:
+        _has_used(it, 1.0)
+        supervised = it.supervise(server={"start_timeout_s": 0.5}, cpu_limit_s=0.5)
+        await it.until(SandboxMeasured, 3)  # a second and more
+        assert not [one for one in it.reports if isinstance(one, SandboxStartFailed)]
+        supervised.limit_cpu(None)
+        ready: SandboxBecameReady = await it.until(SandboxBecameReady)
+        assert ready.start_s < 0.9
+
+
+async def test_a_bet_that_stands_still_is_ended_without_being_asked(stage: OpenStage) -> None:
+    async with stage() as it:
+        it.script.answers_handshake = False
+        _has_used(it, 1.0)
+        supervised = it.supervise(cpu_limit_s=1.0)
+        await it.until(SandboxMeasured, 2)
+        supervised.stop()
+        stopped: SandboxStopped = await it.until(SandboxStopped)
+        assert stopped.cpu_s == 1.0
+        assert it.backend.live == frozenset()
+
+
+async def test_who_keeps_a_package_from_others_is_not_held_still(stage: OpenStage) -> None:
+    async with stage() as it, anyio.create_task_group() as tasks:
+        lock = anyio.Lock()
+        it.script.answers_handshake = False
+        _has_used(it, 1.0)
+        supervised = it.supervise(cpu_limit_s=1.0, package_lock=lambda: lock)
+        await it.until(SandboxMeasured, 2)
+        assert supervised.stands_still
+        tasks.start_soon(lock.acquire)
+        with anyio.fail_after(5):
+            while supervised.stands_still:
+                await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()

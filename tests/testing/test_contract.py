@@ -134,6 +134,9 @@ class MutantSandbox:
     async def usage(self) -> Usage:
         return await self.inner.usage()
 
+    async def cpu_s(self) -> float:
+        return await self.inner.cpu_s()
+
     async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
         return await self.inner.checkpoint(files_only=files_only, beside=beside)
 

@@ -105,11 +105,12 @@ def _sandboxes(views: Sequence[Json], runtime: Sequence[Json]) -> RenderableType
     if not views:
         return "  none"
     because = {one["id"]: one["because"] for one in runtime}
+    still = {one["id"] for one in runtime if one["stands_still"]}
     made = table("server", "state", "session", "from", "age", "memory", "calls", "started because of")
     for view in sorted(views, key=_by_server_oldest_first):
         made.add_row(
             view["resource"],
-            view["state"],
+            view["state"] + (", stands still" if view["id"] in still else ""),
             view["session"] or "-",
             view["form"],
             f"{view['age_s']:.0f} s",

@@ -10,10 +10,10 @@ they are asked in turn:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from headstart.core.bets import Bet, BetId, PredictorName
+from headstart.core.bets import Bet, BetId, BetKind, PredictorName
 from headstart.core.calibration import Calibration, CalibrationData, LeadTimes
 from headstart.core.forecasts import Forecast, Forecasts
 from headstart.core.ledger import Ledger, LedgerStatistics
@@ -30,6 +30,10 @@ leads are longer than its bets is found out, and its bets run longer from then o
 
 CERTAIN: Final = 0.9
 """From this probability on a bet is all but certain: its call is being written."""
+
+_HEADROOM_S: Final = 0.25
+"""CPU-seconds that a bet may use beyond what is expected of it: so far apart may those look
+who hold its sandbox to its limit."""
 
 _MOST_RECORDS: Final = 4_096
 """Predictors times principals remembered; the one least recently made goes first."""
@@ -109,16 +113,26 @@ class Bookmaker:
             worth_s=price.worth_s,
             placed_s=now_s,
             expires_s=bet.expires_s,
+            cpu_s=0.0 if bet.kind is BetKind.KEEP else bet.waste_cpu_s + _HEADROOM_S,
         )
 
-    def reserve(self, stake: Stake, now_s: float, *, memory_bytes: int) -> Refusal | None:
-        """Set aside what the bet may waste, or say what forbids it.
+    def reserve(self, stake: Stake, now_s: float, *, memory_bytes: int) -> Stake | Refusal:
+        """Set aside what the bet may waste, or say what forbids it; return the stake with what it got.
 
-        One that is all but certain sets aside what it wastes on average: it must not be
-        shut out by guesses that are still open, or its agent would wait for no gain.
+        One that is all but certain is begun with what there is, if only with nothing: it must not
+        be shut out by guesses that are still open, and its call will lift the limit.
         """
-        cpu_s = _at_risk(stake, stake.bet.waste_cpu_s)
-        return self._budget.reserve(stake.id, at_s=now_s, memory_bytes=memory_bytes, cpu_s=cpu_s)
+        certain = stake.probability >= CERTAIN
+        cpu_s = 0.0 if certain else stake.cpu_s
+        refusal = self._budget.reserve(stake.id, at_s=now_s, memory_bytes=memory_bytes, cpu_s=cpu_s)
+        if refusal is not None:
+            return refusal
+        if not certain:
+            return stake
+        got = self._budget.revise(
+            stake.id, at_s=now_s, memory_bytes=memory_bytes, spent_cpu_s=0.0, ahead_cpu_s=stake.cpu_s
+        )
+        return got if isinstance(got, Refusal) else replace(stake, cpu_s=got)
 
     def refused(self, bet: Bet, reason: Refusal) -> None:
         """Count a proposal that was not taken."""
@@ -130,17 +144,24 @@ class Bookmaker:
 
     # ------------------------------------------------------------ after
 
-    def measured(self, stake: Stake, now_s: float, *, memory_bytes: int, cpu_s: float) -> bool:
-        """A staked start turned out to cost this; False if it holds more memory than may be wasted.
+    def measured(
+        self, stake: Stake, now_s: float, *, memory_bytes: int, cpu_s: float, ready: bool
+    ) -> float | Refusal | None:
+        """A staked start has cost this much so far.
 
-        CPU-seconds over the estimate are spent already: stopping the sandbox would make
-        waste of them for certain. If nobody comes, they are the budget's debt.
+        Returns:
+            The CPU-seconds that it may use in all; a refusal if it holds more memory than may be wasted; None if the
+            bet is settled, and nothing of this matters.
         """
         if not self._budget.holds(stake.id):
-            return True
-        at_risk_s = _at_risk(stake, cpu_s)
-        refusal = self._budget.revise(stake.id, at_s=now_s, memory_bytes=memory_bytes, cpu_s=at_risk_s)
-        return refusal is not Refusal.WASTE_MEMORY
+            return None
+        return self._budget.revise(
+            stake.id,
+            at_s=now_s,
+            memory_bytes=memory_bytes,
+            spent_cpu_s=cpu_s,
+            ahead_cpu_s=_HEADROOM_S if ready else max(_HEADROOM_S, stake.cpu_s - cpu_s),
+        )
 
     def won(self, fact: StakeWon) -> None:
         """A call came for it."""
@@ -228,7 +249,3 @@ class Bookmaker:
             if len(self._records) > _MOST_RECORDS:
                 del self._records[next(iter(self._records))]
         return record
-
-
-def _at_risk(stake: Stake, cpu_s: float) -> float:
-    return cpu_s * (1.0 - stake.probability) if stake.probability >= CERTAIN else cpu_s

@@ -425,16 +425,23 @@ class Broker:
         if not self._pool.has_room(stake):
             return Refusal.POOL_MEMORY
         memory_bytes = self._pool.estimate(bet.principal, bet.resource).memory_bytes
-        return self._books.reserve(stake, self._now_s, memory_bytes=memory_bytes) or stake
+        return self._books.reserve(stake, self._now_s, memory_bytes=memory_bytes)
 
     def _check_cost(self, event: SandboxBecameReady | SandboxMeasured) -> list[Instruction]:
-        """A bet that costs more than may be wasted is stopped: as it comes up, or as it grows."""
+        """A bet holds no more memory, and uses no more CPU, than may be wasted: as it comes up, and as it grows."""
         stake = self._pool.stake_on(event.sandbox)
-        if stake is None or self._books.measured(
-            stake, self._now_s, memory_bytes=event.memory_bytes, cpu_s=event.cpu_s
-        ):
+        if stake is None:
             return []
-        return self._told(self._pool.stop(event.sandbox, StopReason.EVICTED)) + self._settle()
+        allowed = self._books.measured(
+            stake,
+            self._now_s,
+            memory_bytes=event.memory_bytes,
+            cpu_s=event.cpu_s,
+            ready=self._pool.is_ready(event.sandbox),
+        )
+        if isinstance(allowed, Refusal):
+            return self._told(self._pool.stop(event.sandbox, StopReason.EVICTED)) + self._settle()
+        return [] if allowed is None else self._pool.limit_cpu(event.sandbox, allowed)
 
     def _settle(self) -> list[Instruction]:
         """Enter how bets ended, and decide about what fell idle."""

@@ -27,6 +27,7 @@ __all__ = [
     "HostedMemoryMeasured",
     "Instruction",
     "LeaseRefusal",
+    "LimitCpu",
     "PrepareForm",
     "Priority",
     "RaisePriority",
@@ -293,15 +294,19 @@ class StartSandbox:
     """Start a sandbox of `resource`; answer with SandboxBecameReady or SandboxStartFailed.
 
     The core makes the id, so that a replay makes the same one.
+
+    Attributes:
+        session: For whom its identity is made; None: not yet anybody's.
+        cpu_limit_s: As `LimitCpu` says, from the beginning.
     """
 
     sandbox: SandboxId
     principal: PrincipalId
     resource: ResourceId
     session: SessionId | None
-    """For whom its identity is made; None: not yet anybody's."""
     priority: Priority
     cause: Cause
+    cpu_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +314,18 @@ class RaisePriority:
     """A start under way is now waited for: give it the machine."""
 
     sandbox: SandboxId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitCpu:
+    """Have a sandbox stand still before it has used more CPU-seconds than this, all in all.
+
+    Ask for more with `SandboxMeasured`, when it nears its limit and while it stands still.
+    None: it may use what it needs.
+    """
+
+    sandbox: SandboxId
+    cpu_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,4 +361,4 @@ class SetTimer:
     at_s: float
 
 
-Instruction = StartSandbox | RaisePriority | StopSandbox | GrantLease | RefuseLease | SetTimer
+Instruction = StartSandbox | RaisePriority | LimitCpu | StopSandbox | GrantLease | RefuseLease | SetTimer

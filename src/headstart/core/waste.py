@@ -8,16 +8,16 @@ An admitted bet reserves what it would waste. When it is claimed the reservation
 when it is missed, what was really wasted is spent. A reservation is refused if with it the
 reservations of all open bets would exceed what the bucket holds, or their memory its limit.
 
-A bet may cost more than was reserved for it (a slow start; one that is all but certain
-reserves only what it wastes on average). The difference is its *overrun*, and a debt: the
-bucket goes negative, and nothing that may waste CPU is admitted until time has paid it off.
-From this follows the promise. Whenever something is admitted at b, for every a < b::
+A reservation is a limit: a sandbox that nobody has claimed uses no more CPU than was reserved
+for it. It asks for more (`revise`) before it gets there, and stands still if there is none.
+From this follows the promise. At every moment b, for every a < b::
 
     wasted CPU-seconds in [a, b] + reserved at b  ≤  cpu_burst_s + cpu_share · (b - a)
 
-overruns included. At any other time the left side can be more by the overruns since the
-last admission, and by no others: they are paid before they can pile up. What still runs
-over its estimate is told by `revise`, which refuses growth that does not fit.
+Whoever holds sandboxes to their limits may look too late. What was used beyond the reservation
+is an *overrun*, and a debt: the bucket goes negative, and nothing that may waste CPU is
+admitted, or allowed more, until time has paid it off. The left side can be more by the
+overruns since the last admission, and by no others.
 
 Rejected: counting only what *was* wasted (a burst of bets passes before the first miss).
 """
@@ -44,7 +44,7 @@ class WasteLimits:
 
     memory_bytes: int = 1_500_000_000
     cpu_share: float = 0.5
-    cpu_burst_s: float = 15.0
+    cpu_burst_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,24 +100,30 @@ class WasteBudget:
             self._recount()
         return refusal
 
-    def revise(self, bet: BetId, *, at_s: float, memory_bytes: int, cpu_s: float) -> Refusal | None:
-        """Replace an open bet's reservation by what was measured, or say what forbids it.
+    def revise(
+        self, bet: BetId, *, at_s: float, memory_bytes: int, spent_cpu_s: float, ahead_cpu_s: float
+    ) -> float | Refusal:
+        """Replace an open bet's reservation by what was measured and what it is going to use.
 
-        On refusal the old reservation stands; a sandbox that holds too much memory should be stopped.
+        What it has spent is reserved, whatever it is; what is ahead of it, as far as there is any.
+
+        Returns:
+            The CPU-seconds that are reserved now; or that its memory does not fit: it should be stopped, and until
+            then the old reservation stands.
 
         Raises:
             KeyError: No such open bet.
         """
         held = self._open[bet]
-        refusal = self._refusal(
-            at_s=at_s,
-            memory_bytes=max(0, memory_bytes - held.memory_bytes),
-            cpu_s=max(0.0, cpu_s - held.cpu_s),
-        )
-        if refusal is None:
-            self._open[bet] = _Reservation(memory_bytes=memory_bytes, cpu_s=cpu_s)
-            self._recount()
-        return refusal
+        more_bytes = max(0, memory_bytes - held.memory_bytes)
+        refusal = self._refusal(at_s=at_s, memory_bytes=more_bytes, cpu_s=0.0)
+        if refusal is not None:
+            return refusal
+        room_cpu_s = self._level_cpu_s - (self._reserved_cpu_s - held.cpu_s)
+        cpu_s = max(spent_cpu_s, min(spent_cpu_s + ahead_cpu_s, room_cpu_s))
+        self._open[bet] = _Reservation(memory_bytes=memory_bytes, cpu_s=cpu_s)
+        self._recount()
+        return cpu_s
 
     def settle_hit(self, bet: BetId) -> None:
         """The bet was claimed: nothing was wasted. Unknown bets are ignored (they were never reserved)."""

@@ -1,4 +1,4 @@
-"""All sandboxes of this service: carries out start, stop and raise, and finds them by id.
+"""All sandboxes of this service: carries out start, stop, raise and limit, and finds them by id.
 
 Each sandbox is one task (`Supervised.live`) of the service's task group. What a sandbox's
 server says outside of any request goes from here to the sessions that use it.
@@ -17,6 +17,7 @@ from headstart.backends.contract import Backend, Prepared
 from headstart.clock import Clock
 from headstart.core.events import (
     Event,
+    LimitCpu,
     PrepareForm,
     Priority,
     RaisePriority,
@@ -117,6 +118,7 @@ class LiveSandbox:
             ready=self.supervised.was_ready,
             memory_bytes=self.supervised.usage.memory_bytes,
             cpu_s=self.supervised.usage.cpu_s,
+            stands_still=self.supervised.stands_still,
         )
 
     # ------------------------------------------------------------ what the conversation asks of its owner
@@ -185,6 +187,7 @@ class Fleet:
                 owner=live,
                 session_env=lambda: self._servers.spec(order.resource).session_env,
                 background=order.priority is Priority.PREDICTED,
+                cpu_limit_s=order.cpu_limit_s,
                 package_lock=lambda: self.package_lock(self._servers.spec(order.resource).package),
                 on_lists=lambda lists: self._came_up(live, lists),
                 stateless=lambda: self._home.stateless(
@@ -212,6 +215,11 @@ class Fleet:
         live = self._live.get(instruction.sandbox)
         if live is not None:
             live.supervised.raise_priority()
+
+    def limit_cpu(self, instruction: LimitCpu) -> None:
+        live = self._live.get(instruction.sandbox)
+        if live is not None:
+            live.supervised.limit_cpu(instruction.cpu_s)
 
     # ------------------------------------------------------------ tasks
 

@@ -29,6 +29,7 @@ from headstart.core.events import (
     GrantLease,
     HostedMemoryMeasured,
     Instruction,
+    LimitCpu,
     RaisePriority,
     RefuseLease,
     SessionClosed,
@@ -396,6 +397,8 @@ class Service:
                 self._fleet.stop(instruction)
             case RaisePriority():
                 self._fleet.raise_priority(instruction)
+            case LimitCpu():
+                self._fleet.limit_cpu(instruction)
             case GrantLease() | RefuseLease():
                 self._calls.decided(instruction)
             case SetTimer():

@@ -18,6 +18,7 @@ class SandboxStatus:
 
     Attributes:
         because: Why it was started, for people.
+        stands_still: A bet that has used the CPU that it may.
     """
 
     id: SandboxId
@@ -28,6 +29,7 @@ class SandboxStatus:
     ready: bool
     memory_bytes: int
     cpu_s: float
+    stands_still: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

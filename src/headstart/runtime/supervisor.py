@@ -2,7 +2,7 @@
 
 `live` is that task: create, attach, shake hands, warm up, report ready, serve, and whatever
 happens, remove. Everyone else holds the `Supervised` object and may only ask: `request`,
-`notify`, `stop`, `raise_priority`. What happened is reported as events; for every start
+`notify`, `stop`, `raise_priority`, `limit_cpu`. What happened is reported as events; for every start
 there is exactly one of these stories, the last line of which is what `end` returns::
 
     SandboxBecameReady … SandboxExited                 it died of itself
@@ -16,7 +16,8 @@ The end is reported once nothing of the sandbox is left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -40,6 +41,7 @@ from headstart.core.events import (
 from headstart.errors import BackendError, ServerUnavailable
 from headstart.ids import SandboxId
 from headstart.runtime import faults
+from headstart.runtime.allowance import Allowance
 from headstart.runtime.contract import ClientChannel, JsonObject
 from headstart.runtime.habits import Habits
 from headstart.runtime.handshake import HandshakeRefused, Lists, introduce, read_lists
@@ -77,6 +79,7 @@ class Order:
     Attributes:
         cold_instead: Asked once if a zygote cannot be forked; None: the start fails.
         background: Nobody waits for it yet.
+        cpu_limit_s: CPU-seconds that it may use in all until `limit_cpu` says otherwise; None: what it needs.
         session_env: Gives the environment that is its session's own; may read the disk.
         package_lock: Gives what is held while it starts, so that two starts of one `npx`
             package do not race for its cache; None where that cannot happen.
@@ -92,6 +95,7 @@ class Order:
     owner: Owner
     session_env: Callable[[], dict[str, str]] = dict[str, str]
     background: bool = False
+    cpu_limit_s: float | None = None
     package_lock: Callable[[], anyio.Lock | None] = lambda: None
     on_lists: Callable[[Lists], None] | None = None
     stateless: Callable[[], bool] = lambda: False
@@ -120,6 +124,14 @@ class Supervised:
         self._start_measured = anyio.Event()
         self._over = anyio.Event()
         self._urgent = anyio.Event()
+        self._stood_still_s = 0.0
+        self._allowance = Allowance(
+            order.cpu_limit_s,
+            cores=order.server.cpu_cores,
+            ask=self._measure_once,
+            may_stand=lambda: not self._others_want_package(),
+            standing=self._time_stopped,
+        )
         self.failure: ServerUnavailable | None = None
         """Why it did not start, or how it died."""
         self.usage = Usage(memory_bytes=0, cpu_s=0.0, processes=0)
@@ -179,6 +191,15 @@ class Supervised:
         self._background = False
         self._urgent.set()
 
+    def limit_cpu(self, cpu_s: float | None) -> None:
+        """Have it stand still before it has used more CPU-seconds in all; None: it may use what it needs."""
+        self._allowance.change(cpu_s)
+
+    @property
+    def stands_still(self) -> bool:
+        """It has used what it may, and nobody needs it yet."""
+        return self._allowance.holds
+
     # ------------------------------------------------------------ its life
 
     async def live(self) -> None:
@@ -237,6 +258,9 @@ class Supervised:
             self._package.release()
             self._package = None
 
+    def _others_want_package(self) -> bool:
+        return self._package is not None and self._package.statistics().tasks_waiting > 0
+
     def _scope_for_start(self) -> anyio.CancelScope:
         self._scope = anyio.CancelScope()
         if self._stopping:
@@ -267,6 +291,9 @@ class Supervised:
         self._link = self._conversation = None
         if self._stopping:
             await self._read_usage(sandbox)
+        if self._allowance.holds:
+            with anyio.CancelScope(shield=True):
+                await sandbox.aclose()  # it cannot be asked to end, and has done nothing for anybody
 
     async def _converse(self, sandbox: RunningSandbox, streams: ByteStreams, began_s: float) -> None:
         order, server = self.order, self.order.server
@@ -278,6 +305,7 @@ class Supervised:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_exit, streams, link)
                 tasks.start_soon(self._hurry, sandbox)
+                tasks.start_soon(self._allowance.keep, sandbox)
                 self._scope.deadline = anyio.current_time() + server.start_timeout_s
                 if await self._become_ready(sandbox, link, tasks, began_s):
                     self._scope.deadline = float("inf")
@@ -320,7 +348,7 @@ class Supervised:
             SandboxBecameReady(
                 at_s=now_s,
                 sandbox=self.id,
-                start_s=now_s - began_s,
+                start_s=now_s - began_s - self._stood_still_s,
                 cpu_s=self.usage.cpu_s,
                 memory_bytes=self.usage.memory_bytes,
             )
@@ -352,6 +380,17 @@ class Supervised:
             await sandbox.raise_priority()
         except BackendError as exc:
             _log.debug("%s keeps its low priority: %s", self.id, exc)
+
+    @contextmanager
+    def _time_stopped(self) -> Generator[None]:
+        """It stands still: what its start takes, and may take, goes on afterwards."""
+        scope, since_s = self._scope, self._clock.monotonic_s()
+        left_s, scope.deadline = scope.deadline - anyio.current_time(), float("inf")
+        try:
+            yield
+        finally:
+            scope.deadline = anyio.current_time() + left_s
+            self._stood_still_s += self._clock.monotonic_s() - since_s
 
     async def _measure_start(self, sandbox: RunningSandbox) -> None:
         await self._read_usage(sandbox)

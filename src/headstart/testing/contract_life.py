@@ -104,6 +104,8 @@ async def usage(trial: Trial) -> None:
         busy = await sandbox.usage()
         burnt = busy.cpu_s - idle.cpu_s
         expect(0.4 <= burnt <= 5.0, "half a CPU-second shows as that", burnt)
+        alone_s = await sandbox.cpu_s()
+        expect(abs(alone_s - busy.cpu_s) <= 0.2, "and the same when only that is asked", (alone_s, busy.cpu_s))
 
 
 @check("what runs in the background can be hurried")

@@ -465,6 +465,9 @@ class FakeSandbox:
         self._check()
         return self._backend.usage_of(self._template.name, self.processes)
 
+    async def cpu_s(self) -> float:
+        return (await self.usage()).cpu_s
+
     async def wait_lost(self) -> None:
         await self._lost.wait()
 

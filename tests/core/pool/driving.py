@@ -13,6 +13,7 @@ from headstart.core.events import (
     Event,
     GrantLease,
     Instruction,
+    LimitCpu,
     RefuseLease,
     ResourceRegistered,
     SandboxBecameReady,
@@ -165,6 +166,7 @@ class Driven:
             worth_s=worth_s,
             placed_s=self.now_s,
             expires_s=self.now_s + lasts_s,
+            cpu_s=1.0,
         )
         refusal = self.pool.refusal_of(stake.bet, stake.backer)
         if refusal is not None:
@@ -204,6 +206,10 @@ def started(instructions: list[Instruction]) -> list[StartSandbox]:
 def refusal(instructions: list[Instruction]) -> RefuseLease:
     [found] = [each for each in instructions if isinstance(each, RefuseLease)]
     return found
+
+
+def unlimited(sandbox: int) -> LimitCpu:
+    return LimitCpu(sandbox=sbx(sandbox), cpu_s=None)
 
 
 def granted(call: int, sandbox: int) -> GrantLease:

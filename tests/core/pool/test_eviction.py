@@ -46,7 +46,7 @@ def sandbox(
             expires_s=expires_s,
         )
         made.stake = Stake(
-            id=BetId(name), bet=bet, probability=p, backer=S, worth_s=p, placed_s=0.0, expires_s=expires_s
+            id=BetId(name), bet=bet, probability=p, backer=S, worth_s=p, placed_s=0.0, expires_s=expires_s, cpu_s=1.0
         )
     return made
 

@@ -36,6 +36,7 @@ from .driving import (
     sbx,
     started,
     stop,
+    unlimited,
 )
 
 # ---------------------------------------------------------------- leases
@@ -175,7 +176,7 @@ def test_a_bet_starts_a_sandbox_that_nobody_owns_until_a_call_claims_it() -> Non
     d.now_s = 1.0
     d.ready(1)
     assert d.state(1) is SandboxState.READY
-    assert d.call() == [granted(1, 1)]
+    assert d.call() == [unlimited(1), granted(1, 1)]
     [won] = d.pool.take_facts()
     assert isinstance(won, StakeWon)
     assert (won.session, won.waited_s, won.hidden_s) == (A, 0.0, 1.0)
@@ -187,7 +188,7 @@ def test_a_call_claims_a_start_under_way_and_hides_what_is_behind_it() -> None:
     d.open(A)
     d.bet()
     d.now_s = 0.75
-    assert d.call() == [RaisePriority(sandbox=sbx(1))]
+    assert d.call() == [unlimited(1), RaisePriority(sandbox=sbx(1))]
     d.now_s = 1.0
     assert d.ready(1) == [granted(1, 1)]
     [won] = d.pool.take_facts()
@@ -206,6 +207,20 @@ def test_a_claimed_bet_no_longer_expires() -> None:
     assert granted(1, 1) in d.ready(1)
 
 
+def test_a_bet_whose_call_comes_before_it_starts_is_started_without_a_limit() -> None:
+    d = driven(starts_at_once=1)
+    d.register()
+    d.register(EXCEL)
+    d.open(A)
+    d.bet()
+    out = d.bet(resource=EXCEL)
+    assert isinstance(out, list)
+    assert not started(out), "the slot is taken"
+    [start] = started(d.call(resource=EXCEL))
+    assert start.cpu_limit_s is None
+    assert unlimited(2) not in d.out, "it has begun without one"
+
+
 def test_a_shared_sandbox_that_a_bet_prepared_serves_all_sessions() -> None:
     d = driven()
     d.register(shared=True)
@@ -213,7 +228,7 @@ def test_a_shared_sandbox_that_a_bet_prepared_serves_all_sessions() -> None:
     d.bet(session=A)
     assert d.bet(session=B) is Refusal.ALREADY_THERE
     d.ready(1)
-    assert d.call(A) == [granted(1, 1)]
+    assert d.call(A) == [unlimited(1), granted(1, 1)]
     assert d.call(B) == [granted(2, 1)]
 
 
@@ -223,7 +238,7 @@ def test_a_fresh_sandbox_goes_to_whichever_session_of_the_principal_asks_first()
     d.open(A, B)
     d.bet(session=A)
     d.ready(1)
-    assert d.call(B) == [granted(1, 1)]
+    assert d.call(B) == [unlimited(1), granted(1, 1)]
     [start] = started(d.call(A))
     assert start.sandbox == sbx(2), "and then to no other"
 
@@ -236,7 +251,7 @@ def test_a_session_gets_what_was_prepared_for_it_rather_than_anothers() -> None:
     d.bet(session=B)
     d.ready(1)
     d.ready(2)
-    assert d.call(B) == [granted(1, 2)]
+    assert d.call(B) == [unlimited(2), granted(1, 2)]
 
 
 def test_a_session_specific_sandbox_is_its_sessions_only() -> None:
@@ -249,7 +264,7 @@ def test_a_session_specific_sandbox_is_its_sessions_only() -> None:
     assert started(out)[0].session == A
     d.ready(1)
     assert started(d.call(B))[0].sandbox == sbx(2)
-    assert d.call(A) == [granted(2, 1)]
+    assert d.call(A) == [unlimited(1), granted(2, 1)]
 
 
 def test_a_bet_that_nobody_claims_expires_and_is_counted_as_waste() -> None:

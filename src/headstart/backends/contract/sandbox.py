@@ -217,6 +217,10 @@ class RunningSandbox(Protocol):
 
     async def usage(self) -> Usage: ...
 
+    async def cpu_s(self) -> float:
+        """Return the `cpu_s` of its usage alone; cheap enough to ask many times a second."""
+        ...
+
     async def wait_lost(self) -> None:
         """Return when the sandbox is gone, whoever ended it."""
         ...

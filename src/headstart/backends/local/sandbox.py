@@ -103,6 +103,11 @@ class LocalSandbox(SpawnedSandbox):
             return await anyio.to_thread.run_sync(partial(tree_usage, self.pid, beside=self._programs.pids))
         return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1))
 
+    async def cpu_s(self) -> float:
+        """See `RunningSandbox.cpu_s`."""
+        counted_s = self._groups.cpu_s(self._group)
+        return await super().cpu_s() if counted_s is None else counted_s
+
     def start_forkable(
         self, command: Command, *, descriptors: Sequence[int] = ()
     ) -> AbstractAsyncContextManager[ForkableProcess]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from headstart.backends.contract import Usage
 from headstart.backends.spawner.guest.processes import descendants
 
-__all__ = ["pss_bytes", "tree_usage"]
+__all__ = ["pss_bytes", "tree_cpu_s", "tree_usage"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -26,12 +26,21 @@ def tree_usage(root: int, without: Collection[int] = (), *, beside: Collection[i
     looked counts zero.
     """
     apart = {pid for top in without for pid in (top, *descendants(top))}
-    members = [pid for top in (root, *beside) for pid in (top, *descendants(top)) if pid not in apart]
+    members = [pid for pid in _members(root, beside) if pid not in apart]
     return Usage(
         memory_bytes=sum(pss_bytes(pid) for pid in members),
         cpu_s=sum(_cpu_s(pid) for pid in members),
         processes=len(members) - 1,
     )
+
+
+def tree_cpu_s(root: int, *, beside: Collection[int] = ()) -> float:
+    """Return the `cpu_s` of the same usage; no page table is walked for it."""
+    return sum(_cpu_s(pid) for pid in _members(root, beside))
+
+
+def _members(root: int, beside: Collection[int]) -> list[int]:
+    return [pid for top in (root, *beside) for pid in (top, *descendants(top))]
 
 
 def pss_bytes(pid: int) -> int:

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +35,7 @@ from headstart.backends.contract import (
     Usage,
 )
 from headstart.backends.output import communicate
+from headstart.backends.spawner.accounting import tree_cpu_s
 from headstart.backends.spawner.channel import Channel, Execution
 from headstart.backends.spawner.files import SpawnedFiles
 from headstart.backends.spawner.gate import Gate
@@ -345,6 +347,10 @@ class SpawnedSandbox:
 
     @abstractmethod
     async def usage(self) -> Usage: ...
+
+    async def cpu_s(self) -> float:
+        """See `RunningSandbox.cpu_s`."""
+        return await anyio.to_thread.run_sync(partial(tree_cpu_s, self.pid, beside=self._apart()))
 
     @abstractmethod
     async def _remove(self) -> None:

@@ -29,6 +29,7 @@ from headstart.core.events import (
     GrantLease,
     HostedMemoryMeasured,
     Instruction,
+    LimitCpu,
     Priority,
     RaisePriority,
     RefuseLease,
@@ -201,6 +202,11 @@ class Pool:
         found = self.inventory.find(sandbox)
         return found is not None and found.idle
 
+    def is_ready(self, sandbox: SandboxId) -> bool:
+        """Whether it is warm and nobody's."""
+        found = self.inventory.find(sandbox)
+        return found is not None and found.state is SandboxState.READY
+
     def statistics(self, at_s: float) -> PoolStatistics:
         """Return a snapshot."""
         return PoolStatistics(
@@ -262,6 +268,14 @@ class Pool:
                 if sandbox.state is SandboxState.STARTING:
                     self._out.append(RaisePriority(sandbox=sandbox.id))
         return self._settle()
+
+    def limit_cpu(self, sandbox: SandboxId, cpu_s: float) -> list[Instruction]:
+        """Say anew how much CPU a sandbox may use while it is only a bet."""
+        found = self.inventory.expect(sandbox, "limit")
+        if found.cpu_limit_s == cpu_s:
+            return []
+        found.cpu_limit_s = cpu_s
+        return [LimitCpu(sandbox=sandbox, cpu_s=cpu_s)]
 
     def keep(self, sandbox: SandboxId, stake: Stake) -> None:
         """Keep an idle sandbox for as long as a bet on its next use runs."""
@@ -363,6 +377,10 @@ class Pool:
 
     def _attach(self, call: Call, sandbox: Sandbox) -> None:
         call.sandbox = sandbox.id
+        if sandbox.cpu_limit_s is not None:  # a bet no longer
+            sandbox.cpu_limit_s = None
+            if sandbox.state is not SandboxState.QUEUED:
+                self._out.append(LimitCpu(sandbox=sandbox.id, cpu_s=None))
         if sandbox.state is SandboxState.LEASED:
             self._grant(call, sandbox)
             return
@@ -454,6 +472,7 @@ class Pool:
                 session=sandbox.session,
                 priority=sandbox.priority,
                 cause=sandbox.cause,
+                cpu_limit_s=sandbox.cpu_limit_s,
             )
         )
 

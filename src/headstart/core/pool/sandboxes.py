@@ -103,6 +103,7 @@ class Stake:
         worth_s: Expected seconds won, net of costs; orders the starts.
         placed_s: When it was placed.
         expires_s: When it is lost; later proposals of the same may move it on.
+        cpu_s: CPU-seconds that were reserved for it when it was admitted.
     """
 
     id: BetId
@@ -112,6 +113,7 @@ class Stake:
     worth_s: float
     placed_s: float
     expires_s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,7 @@ class Sandbox:
         memory_bytes: What it is charged with: the estimate, then what was measured.
         start_s: What its start took, once it is warm.
         cpu_s: Used so far, as last told.
+        cpu_limit_s: What it may use in all while it is only a bet; None: what it needs.
         waiting: Calls to be granted when it becomes ready.
         running: Calls that were granted and have not come back.
         served: Calls that were ever granted.
@@ -162,6 +165,7 @@ class Sandbox:
     started_s: float | None = None
     start_s: float | None = None
     cpu_s: float = 0.0
+    cpu_limit_s: float | None = None
     idle_since_s: float | None = None
     served: int = 0
     claim: Claim | None = None

@@ -102,5 +102,6 @@ class Servers:
         spec = self._specs[bet.principal][bet.resource]
         sandbox = self.sandbox(spec, sandbox_id=sandbox_id, priority=Priority.PREDICTED, cause=cause, now_s=now_s)
         sandbox.stake = stake
+        sandbox.cpu_limit_s = stake.cpu_s
         sandbox.session = bet.session if sandbox.session_specific else None
         return sandbox
