@@ -28,9 +28,12 @@ def policy_of(
 
 def test_what_is_set_for_guessing_is_what_the_core_guesses_by() -> None:
     told = policy_of(
-        pool=PoolSettings(gamma=3, prefetch="paper", waste_price=0.7, waste_cpu_share=0.1, waste_memory_mb=64)
+        pool=PoolSettings(
+            gamma=3, prefetch="paper", waste_price=0.7, waste_cpu_share=0.1, waste_cpu_burst_s=2.5, waste_memory_mb=64
+        )
     )
-    assert (told.gamma, told.prefetch, told.waste_price, told.waste_cpu_share) == (3, "paper", 0.7, 0.1)
+    assert (told.gamma, told.prefetch, told.waste_price) == (3, "paper", 0.7)
+    assert (told.waste_cpu_share, told.waste_cpu_burst_s) == (0.1, 2.5)
     assert told.waste_memory_bytes == 64_000_000
 
 

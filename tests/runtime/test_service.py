@@ -315,6 +315,47 @@ async def test_what_a_model_begins_to_call_is_warm_before_it_calls(
     assert (trace.summary.cold_calls, trace.summary.waited_s) == (0, 0.0)
 
 
+BURST_S = 0.4
+LATE_S = 0.5
+"""How much a look may come too late on a machine that has other things to do."""
+
+
+async def _stands_still(service: Service) -> None:
+    with anyio.fail_after(60):
+        while not any(one.stands_still for one in (await service.statistics()).sandboxes):
+            await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("called", [True, False])
+async def test_a_bet_on_a_server_that_needs_more_cpu_than_may_be_wasted_stands_still_until_it_is_called(
+    open_service: OpenService, called: bool
+) -> None:
+    pool = PoolSettings(mode=PoolMode.PREDICTIVE, zygotes=False, waste_cpu_share=0.0, waste_cpu_burst_s=BURST_S)
+    generation = GenerationId("gen_1")
+    async with open_service(stdio_server("heavy.py"), pool=pool) as service:
+        await service.catalogue(NOTES, scope())
+        service.open_session(scope())
+        now_s, user = SystemClock().monotonic_s(), scope().session
+        service.observe(GenerationStarted(at_s=now_s, generation=generation, principal=LOCAL_PRINCIPAL, session=user))
+        service.observe(ToolCallOpened(at_s=now_s, generation=generation, index=0, tool="read"))
+        await _stands_still(service)
+        [held] = (await service.statistics()).sandboxes
+        assert not held.ready
+        assert held.cpu_s <= BURST_S + LATE_S
+        if called:
+            answer = await service.request(scope(), NOTES, "tools/call", call("read"), RecordingChannel())
+            assert text_of(answer) == "hello"
+        await service.close_session(scope().session, reason="over")
+        with anyio.fail_after(60):
+            while (await service.statistics()).sandboxes:
+                await anyio.lowlevel.checkpoint()
+        trace = await service.trace("ses")
+        assert trace is not None
+        [preparation] = trace.preparations
+    assert preparation.won is called
+    assert 0.0 < preparation.wasted_cpu_s <= BURST_S + LATE_S or called
+
+
 async def test_a_shared_server_is_shared_within_a_principal_only(open_service: OpenService, tmp_path: Path) -> None:
     script = ScriptedServer(tools=(ScriptedTool(name="read"),))
     async with (

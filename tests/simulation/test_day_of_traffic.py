@@ -335,7 +335,7 @@ def test_conversations_that_nobody_named_are_joined_by_their_calls_and_served_al
 def test_waste_stays_within_its_budget() -> None:
     world = day(Mode.PREDICTIVE)
     waste = world.broker.statistics(world.now_s).waste
-    assert waste.wasted_cpu_s <= 15.0 + world.policy.waste_cpu_share * world.now_s
+    assert waste.wasted_cpu_s <= world.policy.waste_cpu_burst_s + world.policy.waste_cpu_share * world.now_s
     assert waste.open_bets == 0
 
 

@@ -88,6 +88,7 @@ class PoolTable(_Strict):
     prefetch: Literal["priced", "paper"] | None = None
     waste_price: Annotated[float, Field(ge=0)] | None = None
     waste_cpu_share: Annotated[float, Field(ge=0)] | None = None
+    waste_cpu_burst_s: Annotated[float, Field(ge=0)] | None = None
     waste_memory_mb: Annotated[int, Field(ge=0)] | None = None
     reserved_sets: Annotated[int, Field(ge=0)] | None = None
     idle_stop_s: Annotated[float, Field(gt=0)] | None = None

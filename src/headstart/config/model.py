@@ -147,6 +147,7 @@ class PoolSettings:
         prefetch: `priced` or `paper` (SpecBox's thresholds).
         waste_price: λ of the bet rule: seconds that one wasted CPU-second is worth.
         waste_cpu_share: Wasted CPU-seconds allowed per second of wall time.
+        waste_cpu_burst_s: Wasted CPU-seconds allowed at once, after a quiet time.
         waste_memory_mb: Memory that unclaimed bets may hold at any time.
         reserved_sets: In `reserved`: complete sets kept warm for sessions that have not come yet.
         idle_stop_s: When a sandbox that only served READ calls may be stopped at the latest.
@@ -160,6 +161,7 @@ class PoolSettings:
     prefetch: str = "priced"
     waste_price: float = 0.2
     waste_cpu_share: float = 0.5
+    waste_cpu_burst_s: float = 20.0
     waste_memory_mb: int = 1_500
     reserved_sets: int = 1
     idle_stop_s: float = 600.0

@@ -90,6 +90,7 @@ class BrokerPolicy:
         prefetch: `priced` (the bet rule) or `paper` (SpecBox's thresholds).
         waste_price: λ of the bet rule: seconds that one wasted CPU-second is worth.
         waste_cpu_share: Wasted CPU-seconds allowed per second of wall time.
+        waste_cpu_burst_s: Wasted CPU-seconds allowed at once, after a quiet time.
         waste_memory_bytes: Memory that unclaimed bets may hold at any time.
         learn: Add to what is known of a principal: what follows what, how good each predictor is and
             how early, when an idle sandbox is called again. Without it, what was learned before is used
@@ -102,6 +103,7 @@ class BrokerPolicy:
     prefetch: str = "priced"
     waste_price: float = 0.2
     waste_cpu_share: float = 0.5
+    waste_cpu_burst_s: float = 20.0
     waste_memory_bytes: int = 1_500_000_000
     learn: bool = True
     learn_text: bool = True
@@ -141,7 +143,11 @@ class Broker:
         self._scope = Scope()
         self._books = Bookmaker(
             BetRule(waste_price=policy.waste_price),
-            WasteLimits(memory_bytes=policy.waste_memory_bytes, cpu_share=policy.waste_cpu_share),
+            WasteLimits(
+                memory_bytes=policy.waste_memory_bytes,
+                cpu_share=policy.waste_cpu_share,
+                cpu_burst_s=policy.waste_cpu_burst_s,
+            ),
             learns=policy.learn,
         )
         self._foresight = Foresight(

@@ -36,6 +36,7 @@ def broker_policy(settings: Settings, *, zygotes: bool) -> BrokerPolicy:
         prefetch=pool.prefetch,
         waste_price=pool.waste_price,
         waste_cpu_share=pool.waste_cpu_share,
+        waste_cpu_burst_s=pool.waste_cpu_burst_s,
         waste_memory_bytes=pool.waste_memory_mb * BYTES_PER_MB,
         learn=settings.service.learn,
         learn_text=learn_text if learn_text is not None else len(settings.service.keys) <= 1,
