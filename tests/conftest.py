@@ -12,7 +12,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import cast
 
+import anyio
 import pytest
+
+from headstart.backends.local import open_local_backend
+from headstart.errors import BackendUnavailable
 
 MAP_IDS = """
 import sys
@@ -47,6 +51,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def outliving_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip where files of sandboxes cannot outlive their service: below an ordinary user's folder on an overlay, say."""
+
+    async def refusal() -> str | None:
+        async with open_local_backend(tmp_path_factory.mktemp("outliving")) as backend:
+            weaker = (line for line in backend.capabilities.weaker if "can outlive the service" in line)
+            return None if backend.capabilities.durable else next(weaker)
+
+    try:
+        why = anyio.run(refusal)
+    except BackendUnavailable as gap:
+        why = str(gap)
+    if why is not None:
+        pytest.skip(why)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-__all__ = ["as_root_of_namespaces", "may_make_namespaces", "where_processes_may_be_traced"]
+__all__ = ["as_root_of_namespaces", "may_make_namespaces", "where_files_outlive", "where_processes_may_be_traced"]
 
 
 @functools.cache
@@ -32,3 +32,6 @@ def may_trace() -> bool:
 
 
 where_processes_may_be_traced = pytest.mark.skipif(not may_trace(), reason="nobody may trace processes here (ptrace)")
+
+where_files_outlive = pytest.mark.usefixtures("outliving_files")
+"""For tests of what sandboxes keep when a service ends: an ordinary user cannot on every file system."""

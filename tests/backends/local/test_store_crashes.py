@@ -21,6 +21,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from tests.machine import where_files_outlive
 
 from headstart.backends.contract import (
     FileStore,
@@ -39,7 +40,7 @@ from headstart.ids import SandboxId
 from .driving import backend_in, output, template
 from .storing_child import LIMITS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, where_files_outlive]
 
 STRIDE = int(os.environ.get("HEADSTART_CRASH_STRIDE", "5"))
 FIRST = int(os.environ.get("HEADSTART_CRASH_FIRST", "2"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.machine import may_make_namespaces
+from tests.machine import may_make_namespaces, where_files_outlive
 from tests.sandbox.hosted.hosting import on_disk, open_host
 
 from headstart.errors import BackendError, ConfigError, SandboxUnknown, TransactionRefused
@@ -20,6 +20,7 @@ from headstart.sandbox.sandboxes import Sandboxes
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(not may_make_namespaces(), reason="the local backend cannot run here: no namespaces"),
+    where_files_outlive,
 ]
 
 SOON_S = 20.0

@@ -13,7 +13,7 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 import pytest
-from tests.machine import may_make_namespaces
+from tests.machine import may_make_namespaces, where_files_outlive
 from tests.sandbox.hosted.hosting import on_disk, open_host
 
 from headstart.errors import ConfigError, HeadstartError, SandboxUnknown
@@ -25,6 +25,7 @@ from headstart.sandbox.sandbox import Sandbox
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(not may_make_namespaces(), reason="the local backend cannot run here: no namespaces"),
+    where_files_outlive,
 ]
 
 CHILD = Path(__file__).with_name("killed_child.py")
