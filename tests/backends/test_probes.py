@@ -112,6 +112,23 @@ async def test_a_program_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.anyio
+async def test_criu_is_told_to_be_of_no_use_whether_it_passes_its_check_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    absent = by_name(await probe_all(), "criu")
+    assert absent.status is ProbeStatus.MISSING
+    assert absent.cure is not None
+    assert "no checkpoint uses it" in absent.cure
+    passing = tmp_path / "criu"
+    passing.write_text('#!/bin/sh\necho "Warn  (criu/kerndat.c:1285): Can\'t keep kdat cache" >&2\necho Looks good.\n')
+    passing.chmod(0o755)
+    found = by_name(await probe_all(), "criu")
+    told = f"it passes its own check; no checkpoint uses it ({passing})"
+    assert (found.status, found.found) == (ProbeStatus.OK, told)
+
+
+@pytest.mark.anyio
 async def test_what_is_not_installed_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     node = by_name(await probe_all(), "node")
