@@ -127,15 +127,15 @@ class ListFiles(Arguments):
 
 
 class Checkpoint(Arguments):
-    """Keep the sandbox's state, to go back to: its files and the bash session. Takes milliseconds."""
+    """Keep the sandbox's state, to go back to: its files, the bash session and the Python kernel. Takes milliseconds."""
 
     files_only: _FilesOnly = False
 
 
 class Rollback(Arguments):
-    """Go back to a checkpoint: files and bash session are what they were then. All that runs is ended.
+    """Go back to a checkpoint: files, bash session and Python kernel are what they were then. All else that runs is ended.
 
-    Python begins anew. The checkpoint stays, and so do other checkpoints and branches.
+    What the checkpoint left out begins anew. It stays, and so do other checkpoints and branches.
     """
 
     to: Annotated[str | None, Field(description="A checkpoint's id; the newest one, unless said.")] = None

@@ -18,7 +18,7 @@ async def checkpoint(session: SessionSandbox, asked: Checkpoint) -> str:
     with _telling_what_helps():
         kept = await session.host.checkpoint(sandbox, files_only=asked.files_only)
     left_out = f" Not in it: {', '.join(kept.left_out)}." if kept.left_out else ""
-    what = "the files" if asked.files_only else "the files and the bash session"
+    what = "the files" if asked.files_only else "the files, the bash session and the Python kernel"
     return f"Checkpoint {kept.id} of {sandbox} holds {what}.{left_out}"
 
 
@@ -27,7 +27,7 @@ async def rollback(session: SessionSandbox, asked: Rollback) -> str:
     sandbox = await session.sandbox()
     to = asked.to or await _newest(session)
     await session.host.rollback(sandbox, to)
-    return f"{sandbox} is what it was at checkpoint {to}. What ran has ended; Python begins anew."
+    return f"{sandbox} is what it was at checkpoint {to}. What else ran has ended."
 
 
 async def fork(session: SessionSandbox, asked: Fork) -> str:
