@@ -122,6 +122,7 @@ async def test_a_sandbox_that_has_the_folder_above_the_state_finds_nothing_in_it
             told = await each.run(("python3", "-c", KNOCKING.format(state=str(state), above=str(state.parent))))
             assert told.stdout == "[] True\n", told
         await box.kill()
+        (state / "stores").mkdir(exist_ok=True)  # there may be none here
         with pytest.raises(BackendError, match="Headstart's own state"):
             await hosted.create(mounts={str(state / "stores"): mode})
 

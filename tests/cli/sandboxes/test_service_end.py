@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cli.sandboxes.typing_at import on_terminal, serving
 from tests.e2e.running import wait_until
-from tests.machine import may_make_namespaces
+from tests.machine import may_make_namespaces, where_files_outlive
 
 from headstart.backends.spawner.guest.processes import descendants, is_alive
 
@@ -79,6 +79,7 @@ def test_a_service_that_was_killed_is_followed_by_one_that_serves(tmp_path: Path
         assert again.do("run", "--in", again.create(), "echo on").out == b"on\n"
 
 
+@where_files_outlive
 def test_a_sandbox_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path) as first:
         assert first.do("create", "--name", "mine").status == 0

@@ -70,6 +70,7 @@ class AlikeIds:
         return f"{kind}_abcd{next(self._next):04}"
 
 
+@where_files_outlive
 async def test_an_id_says_its_node_and_is_found_with_it_or_without(tmp_path: Path) -> None:
     if not may_make_namespaces():
         pytest.skip("the local backend cannot run here: no namespaces")
@@ -314,6 +315,7 @@ async def test_who_does_not_read_events_misses_the_oldest_alone(host: SandboxHos
         assert count == 1_001
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="what the first process of an idle sandbox uses shows to root alone")
 async def test_they_are_counted_by_what_they_are_at_and_many_are_measured_in_turns(host: SandboxHost) -> None:
     assert await host.memory_bytes() == 0
     boxes = [await host.create(PLAIN) for _ in range(18)]
