@@ -76,8 +76,8 @@ class Asked:
         with anyio.fail_after(60):
             await self._again.wait()
 
-    async def until_held(self, allowance: Allowance) -> None:
-        while not allowance.holds:
+    async def until_paused(self, sandbox: RunningSandbox) -> None:
+        while not sandbox.paused:
             await self.again()
 
 
@@ -98,8 +98,8 @@ async def test_it_stands_still_at_its_limit_goes_on_when_it_may_use_more_and_wit
         sandbox = await backend.start(prepared, Identity(sandbox=SandboxId("sb_1")))
         async with sandbox.attach():
             tasks.start_soon(allowance.keep, sandbox)
-            await asked.until_held(allowance)
-            assert sandbox.paused
+            await asked.until_paused(sandbox)
+            assert allowance.holds
             used_s = await sandbox.cpu_s()
             assert 0.0 < used_s <= LIMIT_S + LATE_S
 
@@ -108,7 +108,7 @@ async def test_it_stands_still_at_its_limit_goes_on_when_it_may_use_more_and_wit
 
             allowance.change(used_s + LIMIT_S)
             await _goes_on(allowance)
-            await asked.until_held(allowance)
+            await asked.until_paused(sandbox)
             more_s = await sandbox.cpu_s()
             assert used_s < more_s <= used_s + LIMIT_S + LATE_S
 

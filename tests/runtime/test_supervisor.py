@@ -332,3 +332,15 @@ async def test_who_keeps_a_package_from_others_is_not_held_still(stage: OpenStag
             while supervised.stands_still:
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
+
+
+async def test_a_bet_that_is_stopped_while_it_is_being_held_is_ended_without_being_asked(stage: OpenStage) -> None:
+    async with stage() as it:
+        it.script.answers_handshake = False
+        _has_used(it, 1.0)
+        hold = it.backend.hold("pause", "notes")
+        supervised = it.supervise(cpu_limit_s=1.0)
+        await hold.wait_reached()
+        supervised.stop()
+        await it.until(SandboxStopped)
+        assert it.backend.live == frozenset()

@@ -50,7 +50,7 @@ class Allowance:
         standing: Entered while it stands still.
 
     Attributes:
-        holds: It stands still.
+        holds: It stands still, or is about to.
     """
 
     def __init__(
@@ -94,8 +94,12 @@ class Allowance:
             await self._change_within(max(LOOK_S, (left_s - unseen_s) / self._cores))
 
     async def _hold(self, sandbox: RunningSandbox, needed_s: float) -> None:
-        await sandbox.pause()
-        self.holds = True
+        self.holds = True  # whoever cancels us may find it paused
+        try:
+            await sandbox.pause()
+        except BackendError:
+            self.holds = False
+            raise
         with self._standing():
             while self._left_s(needed_s) <= 0.0 and self._may_stand():
                 await self._change_within(ASK_AGAIN_S)
