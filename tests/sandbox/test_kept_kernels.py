@@ -218,3 +218,23 @@ async def test_a_kernel_that_goes_on_draws_the_same_random_numbers_or_its_own(bo
         assert fresh.frozen_secrets == ("random numbers of jax in Python",)
     async with await box.fork(identity="fresh") as other:
         assert await tell(other, draw) not in (wanted, drawn)
+
+
+DRAWN_FROM_ELSEWHERE = """
+import ctypes, ssl, tempfile
+from multiprocessing import current_process
+def drawn():
+    key = bytes(current_process().authkey).hex()
+    return f"{ssl.RAND_bytes(8).hex()} {next(tempfile._get_candidate_names())} {key} {ctypes.CDLL(None).random()}"
+drawn()
+"""
+
+
+async def test_what_libraries_draw_from_is_other_in_each_fresh_branch(box: headstart.Sandbox) -> None:
+    assert (await box.run_code(DRAWN_FROM_ELSEWHERE)).error is None
+    async with await box.fork(identity="fresh") as one, await box.fork(identity="fresh") as other:
+        told = [(await tell(each, "drawn()")).strip("'").split() for each in (one, other, box)]
+    assert len({each for kernel in told for each in kernel}) == 12, told
+    async with await box.fork() as one, await box.fork() as other:
+        told = [(await tell(each, "drawn()")).strip("'").split() for each in (one, other)]
+    assert told[0][1:] == told[1][1:], "names, key and numbers stay the same with the same identity"
