@@ -107,10 +107,10 @@ async def test_the_bash_session_is_part_of_the_state(box: headstart.Sandbox) -> 
 
 
 async def test_a_branch_has_the_bash_session_too(box: headstart.Sandbox) -> None:
-    await box.run_in_shell("A=1; cd /tmp")
+    await box.run_in_shell("A=1; cd /tmp; (exit 3)")
     async with await box.fork() as branch:
-        assert (await branch.run_in_shell("echo $A $PWD; A=2")).stdout == "1 /tmp\n"
-    assert (await box.run_in_shell("echo $A $PWD")).stdout == "1 /tmp\n"
+        assert (await branch.run_in_shell("echo $? $A $PWD; A=2")).stdout == "3 1 /tmp\n"
+    assert (await box.run_in_shell("echo $? $A $PWD")).stdout == "3 1 /tmp\n"
 
 
 async def test_a_rollback_to_before_there_was_a_session_has_none(box: headstart.Sandbox) -> None:

@@ -121,6 +121,12 @@ async def test_the_last_status_folder_umask_and_parameters(box: headstart.Sandbo
     assert done.stdout == f"3\n{home}/odd 'name\n\n0137\n'' $'a\\nb' \\* "
 
 
+@pytest.mark.parametrize("own", ["PWD=/usr", "unset PWD", "PWD=.", "readonly PWD"])
+async def test_the_folder_is_where_the_session_is_whatever_it_calls_that(box: headstart.Sandbox, own: str) -> None:
+    home = (await box.run("printf %s $HOME")).stdout
+    assert await moved(box, f"mkdir odd$'\\n'; cd odd$'\\n'; {own}", "/bin/pwd") == f"{home}/odd\n\n"
+
+
 async def test_capturing_changes_nothing(box: headstart.Sandbox) -> None:
     with anyio.fail_after(60):
         await box.shell.run("set -eu; x=1; sleep 1000 & pid=$!; (exit 0)")

@@ -11,9 +11,10 @@ the report, which is always reached, unless bash itself has ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from headstart.backends.contract import Command, RunningSandbox
 from headstart.errors import BackendError, ConfigError
@@ -33,15 +34,27 @@ _STEP = rb"""__headstart_status= __headstart_code=%s
 __headstart_report %d
 """
 """Words are quoted, so that they are no aliases. `exec` keeps redirections that the code has made for good."""
-_CAPTURE = rb"""__headstart_begin %d "$@" >&59
+_LOOK = b"__headstart_look %d >&59\n"
+_CAPTURE = rb"""__headstart_variables=(%s) __headstart_functions=(%s)
+__headstart_begin %d "$@" >&59
 \builtin trap -p >&59
 __headstart_end >&59
 """
 _CAPTURE_S = 60.0
 _HEADER = "# headstart shell state 1\n"
 _RANDOM = re.compile(re.escape(_HEADER) + r"(?:RANDOM=\d+\n)?")
+_FUNCTION = re.compile(rb"declare -f\S* (?!__headstart_).+")
+_VARIABLE = re.compile(rb"declare -([^f\s]+) ([A-Za-z_]\w*)(?:=.*)?")
+"""What is there, if it is no line in the middle of another's value."""
+_BASHS_OWN = re.compile(
+    rb"__headstart_\w*|BASH|BASHOPTS|BASHPID|BASH_(ALIASES|ARG[CV]|ARGV0|CMDS|COMMAND|LINENO|SOURCE|SUBSHELL|VERSINFO|VERSION)"
+    rb"|COMP_WORDBREAKS|DIRSTACK|EPOCH\w*|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|RANDOM|SHELLOPTS|SRANDOM|UID|_"
+)
+"""Variables that every bash has of its own; it looks after HOSTNAME itself, unless that has been given attributes."""
 _REPORT = re.compile(rb"(\d{1,3}) (.*)\n", re.DOTALL)
 _SIGNALLED = 128
+
+_Answer = TypeVar("_Answer")
 
 
 class Shell:
@@ -127,10 +140,18 @@ class Shell:
     async def _capture(self) -> str:
         if self._asleep is not None:
             return self._asleep
+        return await self._state(await self._look())
+
+    async def _look(self) -> _Listing:
+        return await self._ask(lambda number: _LOOK % number, _listing_in)
+
+    async def _state(self, listing: _Listing) -> str:
+        variables, functions = b" ".join(listing.variables), b" ".join(map(_as_word, listing.functions))
+        return await self._ask(lambda number: _CAPTURE % (variables, functions, number), _state_in)
+
+    async def _ask(self, request: Callable[[int], bytes], understand: Callable[[bytes], _Answer | None]) -> _Answer:
         taken = Taken(None)
-        done = await self._keeper.turn(
-            lambda number: _CAPTURE % number, _state_in, timeout_s=_CAPTURE_S, sinks=taken.sinks
-        )
+        done = await self._keeper.turn(request, understand, timeout_s=_CAPTURE_S, sinks=taken.sinks)
         if done.answer is None:
             raise BackendError(f"the bash session is gone, and its state with it: {done.trouble}")
         return done.answer
@@ -167,10 +188,9 @@ class Shell:
         async with self._keeper.alone():
             if not self._keeper.has_one:
                 return
-            jobs = await self._run("jobs -p", timeout_s=_CAPTURE_S)
-            if jobs.ok and not jobs.stdout:
-                state = await self._capture()
-                self._asleep = state
+            listing = await self._look()
+            if not listing.has_jobs:
+                self._asleep = await self._state(listing)
                 await self._keeper.let_go()
 
     def go_on_as(self, state: str | None, *, seed: int | None = None) -> None:
@@ -213,6 +233,26 @@ class Shell:
         await self._keeper.aclose()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    """What a session has, as bash lists it; of variables and functions, some that are not there may be among them."""
+
+    has_jobs: bool
+    variables: tuple[bytes, ...]
+    functions: tuple[bytes, ...]
+
+
+def _listing_in(record: bytes) -> _Listing:
+    variables, functions = dict[bytes, None](), dict[bytes, None]()
+    for line in record.split(b"\n"):
+        found = _VARIABLE.fullmatch(line)
+        if found and not _BASHS_OWN.fullmatch(found[2]) and found.groups() != (b"-", b"HOSTNAME"):
+            variables[found[2]] = None
+        elif _FUNCTION.fullmatch(line):
+            functions[line] = None
+    return _Listing(has_jobs=record[:1].isdigit(), variables=tuple(variables), functions=tuple(functions))
+
+
 def _state_in(record: bytes) -> str | None:
     state = record.decode(errors="surrogateescape")
     return state if state.startswith(_HEADER) else None
@@ -235,7 +275,11 @@ def _quoted(command: str) -> bytes:
         )
     if all(not line.strip() or line.lstrip().startswith("#") for line in command.splitlines()):
         return b":"  # it would tell the status of the one before
-    return b"'" + encoded.replace(b"'", b"'\\''") + b"'"
+    return _as_word(encoded)
+
+
+def _as_word(text: bytes) -> bytes:
+    return b"'" + text.replace(b"'", b"'\\''") + b"'"
 
 
 def _code_of(turn: Turn) -> int:

@@ -36,43 +36,45 @@ __headstart_report() {
     } >&59 || builtin exit 70
 }
 
+# look NUMBER: the session's jobs, functions and variables, as bash lists them. A fork to read that here would cost more
+# than to be told what is in it.
+__headstart_look() {
+    local __headstart_opts=$SHELLOPTS
+    builtin set +eu
+    builtin printf '%s +\0%s ' "$1" "$1"
+    builtin jobs -p
+    builtin declare -F
+    builtin declare -p
+    builtin printf '\0'
+    __headstart_resume "$__headstart_opts"
+}
+
 # begin NUMBER [PARAMETER...]: the first part of the session's state, as code. Traps follow, then `end`.
+# Which variables and functions, is in arrays; some are not there.
 __headstart_begin() {
-    local __headstart_opts=$SHELLOPTS __headstart_text __headstart_lines __headstart_line __headstart_name
-    local -A __headstart_seen=()
+    local __headstart_opts=$SHELLOPTS __headstart_text
     builtin set +eu
     builtin printf '%s +\0%s # headstart shell state 1\n' "$1" "$1"
     builtin shift
-    __headstart_text=$RANDOM __headstart_line=$RANDOM # where it stands cannot be asked: all go on from what it says next
-    if [[ $__headstart_text$__headstart_line == +([0-9]) ]]; then # else it was unset, and is a variable as any other
-        __headstart_text=$((__headstart_text << 15 | __headstart_line))
+    __headstart_text=$RANDOM:$RANDOM # where it stands cannot be asked: all go on from what it says next
+    if [[ $__headstart_text == +([0-9]):+([0-9]) ]]; then # else it was unset, and is a variable as any other
+        __headstart_text=$((${__headstart_text%:*} << 15 | ${__headstart_text#*:}))
         builtin printf -v RANDOM %d "$__headstart_text"
         builtin printf 'RANDOM=%d\n' "$__headstart_text"
     fi
     builtin shopt -p
-    builtin printf 'builtin %s\n' 'shopt -u expand_aliases' 'unset -v $(\builtin compgen -e)' "umask $(\builtin umask)"
-    __headstart_text=$(\builtin pwd; \builtin printf x) # the end of a name may be a newline
-    builtin printf 'builtin cd -- %q || __headstart_missing=1\n' "${__headstart_text%$'\nx'}"
-    __headstart_text=$(\builtin declare -p)
-    builtin mapfile -t __headstart_lines <<<"$__headstart_text"
-    for __headstart_line in "${__headstart_lines[@]}"; do # some are in the middle of a value, which does no harm
-        [[ $__headstart_line == 'declare -'* ]] || continue
-        __headstart_name=${__headstart_line#declare -* }
-        __headstart_name=${__headstart_name%%=*}
-        [[ $__headstart_name == [A-Za-z_]*([A-Za-z0-9_]) && -z ${__headstart_seen[$__headstart_name]} ]] || continue
-        __headstart_seen[$__headstart_name]=1
-        case $__headstart_name in
-            __headstart_* | BASH | BASHOPTS | BASHPID | BASH_ALIASES | BASH_ARG[CV] | BASH_ARGV0 | BASH_CMDS) ;;
-            BASH_COMMAND | BASH_LINENO | BASH_SOURCE | BASH_SUBSHELL | BASH_VERSINFO | BASH_VERSION) ;;
-            COMP_WORDBREAKS | DIRSTACK | EPOCH* | EUID | FUNCNAME | GROUPS | HISTCMD | LINENO | PIPESTATUS) ;;
-            PPID | RANDOM | SHELLOPTS | SRANDOM | UID | _) ;;
-            HOSTNAME) # a new bash knows it, and may be elsewhere
-                [[ $__headstart_line == 'declare -- '* && $HOSTNAME == "$__headstart_hostname" ]] ||
-                    builtin declare -p -- HOSTNAME
-                ;;
-            *) builtin declare -p -- "$__headstart_name" ;;
-        esac
-    done
+    builtin printf 'builtin %s\n' 'shopt -u expand_aliases' 'unset -v $(\builtin compgen -e)'
+    builtin printf 'builtin '
+    builtin umask -p
+    __headstart_text=${PWD-}
+    if [[ $__headstart_text != /* || ! $__headstart_text -ef . ]]; then
+        __headstart_text=$(\builtin pwd; \builtin printf x) # the end of a name may be a newline
+        __headstart_text=${__headstart_text%$'\nx'}
+    fi
+    builtin printf 'builtin cd -- %q || __headstart_missing=1\n' "$__headstart_text"
+    ((${#__headstart_variables[@]})) && builtin declare -p -- "${__headstart_variables[@]}"
+    # HOSTNAME: a new bash knows it, and may be elsewhere
+    [[ ${HOSTNAME-} == "$__headstart_hostname" ]] || builtin declare -p -- HOSTNAME
     builtin alias -p
     builtin printf 'builtin set --'
     (($#)) && builtin printf ' %q' "$@"
@@ -82,16 +84,13 @@ __headstart_begin() {
 
 # end: functions and options.
 __headstart_end() {
-    local __headstart_opts=$SHELLOPTS __headstart_text __headstart_lines __headstart_line __headstart_name
+    local __headstart_opts=$SHELLOPTS __headstart_line __headstart_name
     local __headstart_rest __headstart_later=$__headstart_options
     builtin set +eu
-    __headstart_text=$(\builtin declare -F)
-    builtin mapfile -t __headstart_lines <<<"$__headstart_text"
-    for __headstart_line in "${__headstart_lines[@]}"; do
+    for __headstart_line in "${__headstart_functions[@]}"; do
         __headstart_name=${__headstart_line#declare -* }
         __headstart_line=${__headstart_line%" $__headstart_name"}
-        [[ -n $__headstart_name && $__headstart_name != __headstart_* ]] || continue
-        builtin declare -f -- "$__headstart_name"
+        builtin declare -f -- "$__headstart_name" || continue
         [[ $__headstart_line == 'declare -f' ]] || builtin printf 'builtin %s -- %q\n' "$__headstart_line" "$__headstart_name"
     done
     builtin printf 'builtin set +o %s\n' braceexpand hashall interactive-comments
