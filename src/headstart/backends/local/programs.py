@@ -145,8 +145,9 @@ class Program:
                 try:
                     await ask()
                 finally:
-                    with anyio.CancelScope(shield=True):
-                        await self._errand("withdraw", program=self.name)
+                    if not told:
+                        with anyio.CancelScope(shield=True):
+                            await self._errand("withdraw", program=self.name)
             except Exception as error:  # noqa: BLE001 raised below
                 failures.append(error)
 

@@ -169,6 +169,7 @@ class Kernel:
         """Where cells are, while it has left there to be kept; "" if it has not."""
         self._on_interrupt: Any = signal.default_int_handler
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._functions: dict[str, dict[str, Any]] = {}
         self._future = 0
         self._sources: list[tuple[int, str]] = []
         self._sources_size = 0
@@ -192,12 +193,12 @@ class Kernel:
         while True:
             request = _loads(self._requests.receive())
             if "fork" in request:
-                told = self._be_kept(_functions_in(request["fork"]))
+                told = self._be_kept(self._functions_in(request["fork"]))
                 if told is not None:
                     self._results.send(b"%d %s\0" % (request["number"], _dumps(told).encode()))
                 continue
             if "seeding" in request:
-                _functions_in(request["seeding"])["reseed"]()
+                self._functions_in(request["seeding"])["reseed"]()
                 self._results.send(b"0 \0")
                 continue
             answer: dict[str, Any] = {"text": None, "error": None, "cut": False}
@@ -221,6 +222,14 @@ class Kernel:
         self._results.forget()
         if self._forks:
             _exit(0)  # nobody has taken it away
+
+    def _functions_in(self, text: str) -> dict[str, Any]:
+        """Return what a text defines, which is compiled once: it is always the same one."""
+        if text not in self._functions:
+            functions: dict[str, Any] = {}
+            exec(compile(text, "<headstart reseed>", "exec", dont_inherit=True), functions)
+            self._functions = {text: functions}
+        return self._functions[text]
 
     def _be_kept(self, seeding: dict[str, Any]) -> dict[str, list[str]] | None:
         """Fork, for whoever traces this; return what to answer. In what becomes of it: be ready, return None."""
@@ -379,12 +388,6 @@ class Kernel:
             size, name = self._sources.pop(0)
             self._sources_size -= size
             linecache.cache.pop(name, None)
-
-
-def _functions_in(text: str) -> dict[str, Any]:
-    functions: dict[str, Any] = {}
-    exec(compile(text, "<headstart reseed>", "exec", dont_inherit=True), functions)
-    return functions
 
 
 def _threads() -> list[str]:
