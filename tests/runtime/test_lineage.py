@@ -17,6 +17,7 @@ from headstart.errors import BackendError, Conflict, NotCapturable, TransactionR
 from headstart.ids import CheckpointId, SandboxId, SequentialIds
 from headstart.runtime.identities import identity_of
 from headstart.runtime.lineage import SandboxLineage
+from headstart.runtime.remembered import SessionState
 from headstart.runtime.tasks import open_tasks
 from headstart.testing.fake_backend import FakeBackend, ProcessContext
 
@@ -169,6 +170,30 @@ async def test_what_runs_on_by_itself_is_left_out_only_if_asked_for() -> None:
         assert first.id != second.id, "what goes on writing makes another state"
         branch = await it.lineage.fork(files_only=True)
         assert await it.read(branch) == b"by what runs"
+
+
+class Unmade:
+    """A program's state that turns out not to be there, when the files are kept already."""
+
+    name = "kernel.1"
+    is_gone = False
+
+    async def settled(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        raise BackendError("no memory")
+
+
+async def test_nothing_is_kept_or_forked_if_what_ran_turns_out_not_to_be_kept() -> None:
+    async with world() as it:
+        await it.write(b"1")
+        lost = SessionState(kernel=Unmade())
+        for act in (it.lineage.checkpoint, it.lineage.fork):
+            with pytest.raises(BackendError, match="no memory"):
+                await act(sessions=lost)
+        assert it.lineage.checkpoints == ()
+        kept = await it.lineage.checkpoint()
+        assert kept.capture is not Capture.UNCHANGED, "nobody has kept that"
+        assert it.backend.live == {"box_0"}
 
 
 async def test_a_checkpoint_that_is_not_there_is_refused() -> None:

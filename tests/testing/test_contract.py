@@ -360,7 +360,7 @@ class _Watched:
         self.pid = inner.pid
         self.kept = kept
 
-    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
+    async def keep(self, ask: Callable[[], Awaitable[bool]]) -> ProcessImage | None:
         image = await self.inner.keep(ask)
         if image is not None:
             self.kept.append(image)
@@ -442,13 +442,17 @@ class _KeepsAnything:
         self.streams = inner.streams
         self.pid = inner.pid
 
-    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
+    async def keep(self, ask: Callable[[], Awaitable[bool]]) -> ProcessImage | None:
         await ask()
         return await self.inner.keep(ask) or _NoImage()
 
 
 class _NoImage:
     name = "nothing"
+    is_gone = False
+
+    async def settled(self) -> None:
+        """It is as much there as it will be."""
 
 
 class KeepsAnything(CountsNoPrograms):

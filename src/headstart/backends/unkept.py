@@ -18,5 +18,5 @@ class Unkept:
     streams: ByteStreams
     pid: int | None = None
 
-    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:  # noqa: ARG002
+    async def keep(self, ask: Callable[[], Awaitable[bool]]) -> ProcessImage | None:  # noqa: ARG002
         raise NotCapturable("this backend keeps no programs", hint="end it first, or ask for the files only")

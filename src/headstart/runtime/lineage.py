@@ -613,6 +613,7 @@ class SandboxLineage:
         files = await sandbox.checkpoint(files_only=wanted.request in self._files_only, beside=sessions.beside)
         kept = KeptState(files=files, sessions=replace(sessions, beside=()), whose=self._whose[sandbox.id])
         try:
+            await sessions.settled()
             if self._remembered is not None:
                 self._remembered.note_kept(wanted.checkpoint, kept)
         except BackendError:
@@ -623,11 +624,7 @@ class SandboxLineage:
     async def _fork(self, wanted: ForkBranch) -> None:
         origin = self._sandboxes[wanted.sandbox]
         try:
-            kept = self._kept_as_it_is()
-            if kept is not None:
-                branch = await origin.fork(kept, self._identity(wanted.branch, self._whose[origin.id]))
-            else:
-                branch = await self._fork_from_now(origin, wanted)
+            branch = await self._forked(origin, wanted)
         except Exception as error:  # noqa: BLE001 told to who asked
             self._note_failure(wanted.request, error)
             self._whose.pop(wanted.branch, None)
@@ -639,6 +636,19 @@ class SandboxLineage:
                 self._change(wanted.branch)
         finally:
             self._fresh.discard(wanted.branch)
+
+    async def _forked(self, origin: RunningSandbox, wanted: ForkBranch) -> RunningSandbox:
+        sessions, kept = self._sessions.get(wanted.request, NO_SESSIONS), self._kept_as_it_is()
+        if kept is not None:
+            branch = await origin.fork(kept, self._identity(wanted.branch, self._whose[origin.id]))
+        else:
+            branch = await self._fork_from_now(origin, wanted)
+        try:
+            await sessions.settled()
+        except BackendError:
+            await branch.aclose()
+            raise
+        return branch
 
     def _identity(self, sandbox: SandboxId, whose: SandboxId) -> Identity:
         """Return what a sandbox that is made from another's state carries.

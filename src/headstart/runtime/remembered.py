@@ -37,6 +37,15 @@ class SessionState:
     unseeded: tuple[str, ...] = ()
     beside: tuple[ForkableProcess, ...] = ()
 
+    async def settled(self) -> None:
+        """Return when all of it is kept for sure.
+
+        Raises:
+            BackendError: It is not.
+        """
+        if self.kernel is not None:
+            await self.kernel.settled()
+
 
 NO_SESSIONS = SessionState()
 

@@ -82,8 +82,9 @@ class _Program:
         return answer
 
     async def keep(self) -> ProcessImage | None:
-        async def ask() -> None:
+        async def ask() -> bool:
             await self.ask("fork")
+            return True
 
         return await self.process.keep(ask)
 
@@ -91,6 +92,7 @@ class _Program:
         image = await self.keep()
         if image is None:
             raise AssertionError("it forked")
+        await image.settled()
         return image
 
 
@@ -192,8 +194,9 @@ async def counted(trial: Trial) -> None:
 async def not_kept(trial: Trial) -> None:
     async with _started(trial) as (_, program):
 
-        async def only_tell() -> None:
+        async def only_tell() -> bool:
             await program.ask("tell")
+            return False
 
         expect(await program.process.keep(only_tell) is None, "who does not fork is not kept", "an image")
         await program.ask("thread")

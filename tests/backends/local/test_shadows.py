@@ -84,10 +84,14 @@ async def hear(process: ForkableProcess) -> int:
 
 
 async def keep(process: ForkableProcess) -> ProcessImage | None:
-    async def fork() -> None:
+    async def fork() -> bool:
         await ask(process, "fork")
+        return True
 
-    return await process.keep(fork)
+    image = await process.keep(fork)
+    if image is not None:
+        await image.settled()
+    return image
 
 
 @asynccontextmanager
@@ -189,10 +193,11 @@ async def test_who_kills_a_shadow_has_a_program_that_goes_on_and_is_not_kept(tmp
 async def test_a_program_that_ends_while_it_is_asked_is_told_as_ended(tmp_path: Path) -> None:
     async with started(tmp_path) as (_, _, process):
 
-        async def die() -> None:
+        async def die() -> bool:
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             await process.streams.wait()
+            return True
 
         with pytest.raises(BackendError, match="ended"):
             await process.keep(die)
@@ -203,8 +208,9 @@ async def test_who_is_cancelled_while_he_keeps_a_program_leaves_it_as_it_was(tmp
     async with started(tmp_path) as (_, _, process):
         with anyio.move_on_after(0.2):
 
-            async def never() -> None:
+            async def never() -> bool:
                 await anyio.sleep_forever()
+                return True
 
             await process.keep(never)
         assert await ask(process, "tell") == 1

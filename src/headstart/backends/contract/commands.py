@@ -89,6 +89,19 @@ class ProcessImage(Protocol):
         """For people."""
         ...
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is known that it could not be made, or kept."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when it is there for sure.
+
+        Raises:
+            BackendError: It is not: it could not be made, or what would have made it was killed.
+        """
+        ...
+
 
 class ForkableProcess(Protocol):
     """A program that forks when it is asked to, so that its state can be kept."""
@@ -103,14 +116,15 @@ class ForkableProcess(Protocol):
         """As this machine numbers it; None if the backend keeps no programs."""
         ...
 
-    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
+    async def keep(self, ask: Callable[[], Awaitable[bool]]) -> ProcessImage | None:
         """Keep its state as it is when it forks; it goes on, and its `fork()` returns 0x7FFFFFFF.
 
         Args:
-            ask: Has it do that, as it understands it, and returns when it has answered. It sends itself SIGTRAP, and
+            ask: Has it do that, as it understands it, and returns whether it will, or has. It sends itself SIGTRAP, and
                 forks then; or it does neither. What `RunningSandbox.revive` makes of it goes on from there.
 
         Returns:
+            Its state, as soon as that changes no more: it stands at its fork, which `ProcessImage.settled` waits for.
             None: It did not.
 
         Raises:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -11,6 +13,7 @@ from typing import Any, Protocol
 from weakref import finalize
 
 import anyio
+from anyio import EndOfStream
 
 from headstart.backends.contract import ByteStreams, Command, ExitStatus, ForkableProcess, ProcessImage
 from headstart.backends.local.cgroups import GroupSetting
@@ -34,12 +37,74 @@ class Errand(Protocol):
     ) -> Mapping[str, Any]: ...
 
 
+class _Reports:
+    """What the tracer tells of a program that it is to keep, a line of JSON at a time; see `guest.tracer`."""
+
+    def __init__(self) -> None:
+        read_end, self._theirs = os.pipe2(os.O_CLOEXEC)
+        self._stream = PipeReceiveStream(read_end)
+        self._received = b""
+
+    async def order(self, errand: Errand, do: str, **details: Any) -> Mapping[str, Any]:
+        """Have a helper do something and report it here; return what it answers."""
+        try:
+            return await errand(do, descriptors=[self._theirs], **details)
+        finally:
+            os.close(self._theirs)
+
+    async def next(self) -> Mapping[str, Any]:
+        """Return the next one; nothing if there is none any more."""
+        with suppress(EndOfStream):
+            while b"\n" not in self._received:
+                self._received += await self._stream.receive()
+        line, end, self._received = self._received.partition(b"\n")
+        return json.loads(line) if end else {}
+
+    def close(self) -> None:
+        """Take no more of them."""
+        self._stream.close()
+
+
+def _check(told: Mapping[str, Any]) -> None:
+    """Raise what the tracer tells has gone wrong."""
+    match told:
+        case {"outcome": "watched" | "kept" | "withdrawn"}:
+            pass
+        case {"outcome": "busy", "threads": threads}:
+            raise NotCapturable(
+                f"it has other threads ({', '.join(threads)}), which no fork has",
+                hint="end them, or ask for the files only",
+                held=[f"thread {thread}" for thread in threads],
+            )
+        case {"error": error}:
+            raise BackendError(error)
+        case _:
+            raise BackendError("it ended, or what keeps programs was killed")
+
+
 class Image:
     """Implements `ProcessImage`; it is let go of with the last reference to it."""
 
-    def __init__(self, name: str, drop: Callable[[], None]) -> None:
+    def __init__(self, name: str, reports: _Reports, drop: Callable[[], None]) -> None:
         self.name = name
+        self.is_gone = False
+        self._reports = reports
+        self._settling = anyio.Lock()
+        self._is_settled = False
         finalize(self, drop)
+        finalize(self, reports.close)
+
+    async def settled(self) -> None:
+        async with self._settling:
+            if self._is_settled:
+                return
+            try:
+                _check(await self._reports.next())
+            except BackendError:
+                self.is_gone = True
+                raise
+            self._is_settled = True
+            self._reports.close()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,54 +192,28 @@ class Program:
             await self._errand("kill", program=self.name)
             await self._ended.wait()
 
-    async def keep(self, ask: Callable[[], Awaitable[None]]) -> ProcessImage | None:
+    async def keep(self, ask: Callable[[], Awaitable[bool]]) -> ProcessImage | None:
         """See `ForkableProcess.keep`."""
         self._images += 1
         name = f"{self.name}.{self._images}"
-        told: list[Mapping[str, Any]] = []
-        failures: list[Exception] = []
-
-        async def keep() -> None:
+        reports = _Reports()
+        first: Mapping[str, Any] = {}
+        try:
+            _check(await reports.order(self._errand, "keep", program=self.name, image=name, **self._home))
             try:
-                told.append(await self._errand("keep", program=self.name, image=name, **self._home))
-            except Exception as error:  # noqa: BLE001 raised below
-                failures.append(error)
-
-        async def ask_and_withdraw() -> None:
-            try:
-                try:
-                    await ask()
-                finally:
-                    if not told:
-                        with anyio.CancelScope(shield=True):
-                            await self._errand("withdraw", program=self.name)
-            except Exception as error:  # noqa: BLE001 raised below
-                failures.append(error)
-
-        await self._errand("watch", program=self.name)
-        async with anyio.create_task_group() as both:
-            both.start_soon(keep)
-            both.start_soon(ask_and_withdraw)
-        image = self._understand(told[0], name) if told else None
-        if failures:
-            raise failures[0]
-        return image
-
-    def _understand(self, told: Mapping[str, Any], name: str) -> Image | None:
-        match told:
-            case {"outcome": "kept"}:
-                return Image(name, lambda: self._drop(name))
-            case {"outcome": "withdrawn"}:
-                return None
-            case {"outcome": "busy", "threads": threads}:
-                held = [f"thread {thread}" for thread in threads]
-                raise NotCapturable(
-                    f"it has other threads ({', '.join(threads)}), which no fork has",
-                    hint="end them, or ask for the files only",
-                    held=held,
-                )
-            case _:
-                raise BackendError("it ended, or what keeps programs was killed")
+                if await ask():
+                    first = await reports.next()
+            finally:
+                if not first:
+                    with anyio.CancelScope(shield=True):
+                        await self._errand("withdraw", program=self.name)
+            if "stands" in first:
+                return Image(name, reports, lambda: self._drop(name))
+            _check(first or await reports.next())
+            return None
+        finally:
+            if "stands" not in first:
+                reports.close()
 
     def _drop(self, image: str) -> None:
         async def drop() -> None:

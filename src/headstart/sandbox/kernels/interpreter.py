@@ -216,20 +216,20 @@ class Interpreter:
         """What runs, once it does."""
         return self._process
 
-    async def keep(self, number: int, request: bytes, *, timeout_s: float) -> tuple[Turn, ProcessImage | None]:
-        """Take a turn in which it forks, or says why it cannot; return what came of it, and what is kept of it.
+    async def keep(
+        self, number: int, request: bytes, forks: Callable[[Turn], bool], *, timeout_s: float
+    ) -> ProcessImage | None:
+        """Take a turn in which it says whether it forks, and then does; return what is kept of it.
 
-        Arguments and errors as for `turn` and `ForkableProcess.keep`.
+        Arguments and errors as for `turn` and `ForkableProcess.keep`; `forks` returns what it has said.
         """
-        turns: list[Turn] = []
         if self._process is None:
             raise BackendError("it was never started")
 
-        async def ask() -> None:
-            turns.append(await self.turn(number, request, timeout_s=timeout_s, sinks=(_nowhere, _nowhere)))
+        async def ask() -> bool:
+            return forks(await self.turn(number, request, timeout_s=timeout_s, sinks=(_nowhere, _nowhere)))
 
-        image = await self._process.keep(ask)
-        return turns[0], image
+        return await self._process.keep(ask)
 
     async def turn(self, number: int, request: bytes, *, timeout_s: float | None, sinks: tuple[Sink, Sink]) -> Turn:
         """Send a request, give the output to the sinks, and return the result when all of it has been given.

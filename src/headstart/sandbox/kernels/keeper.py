@@ -110,9 +110,14 @@ class Keeper:
             return Outcome(answer=answer, turn=turn, trouble=trouble, restarted=restarted)
 
     async def keep(
-        self, request: Callable[[int], bytes], understand: Callable[[bytes], _Answer | None], *, timeout_s: float
+        self,
+        request: Callable[[int], bytes],
+        understand: Callable[[bytes], _Answer | None],
+        *,
+        forks: Callable[[_Answer], bool],
+        timeout_s: float,
     ) -> tuple[_Answer, ProcessImage | None] | None:
-        """Take a turn, `alone`, in which the interpreter forks, or says why it cannot; None: none stands, or it is gone.
+        """Take a turn, `alone`, in which the interpreter says whether it forks, and does; None: none stands, or it is gone.
 
         Raises:
             NotCapturable, BackendError: As `ForkableProcess.keep`.
@@ -122,12 +127,18 @@ class Keeper:
             if current is None or running is not self._home or self._begins_anew:
                 return None
             self._number += 1
-            turn, image = await current.keep(self._number, request(self._number), timeout_s=timeout_s)
-            answer = None if turn.record is None else understand(turn.record)
-            if answer is None:
+            answers: list[_Answer] = []
+
+            def will_fork(turn: Turn) -> bool:
+                answer = None if turn.record is None else understand(turn.record)
+                answers.extend([] if answer is None else [answer])
+                return answer is not None and forks(answer)
+
+            image = await current.keep(self._number, request(self._number), will_fork, timeout_s=timeout_s)
+            if not answers:
                 await self._drop()
                 return None
-            return answer, image
+            return answers[0], image
 
     @property
     def process(self) -> ForkableProcess | None:

@@ -103,7 +103,7 @@ class Kernel:
     @property
     def image(self) -> ProcessImage | None:
         """The state that the next cell will find, as it was kept; None if there is none, or it may be another by now."""
-        return self._image
+        return None if self._image is None or self._image.is_gone else self._image
 
     @property
     def process(self) -> ForkableProcess | None:
@@ -111,16 +111,18 @@ class Kernel:
         return self._keeper.process
 
     async def keep(self) -> None:
-        """Have `image` be its state, if it has one; it goes on, and nothing is lost.
+        """Have `image` be its state, if it has one; it goes on, and nothing is lost. The image may not have settled yet.
 
         Raises:
             NotCapturable: It has something that no fork of it would have: threads, sockets, open files, shared memory.
             BackendError: The sandbox is gone; or the kernel, over this.
         """
-        if self._image is not None or not self._keeper.has_one:
+        if self.image is not None or not self._keeper.has_one:
             return
         async with self._keeper.alone():
-            kept = await self._keeper.keep(_request_to_fork, _held_in, timeout_s=_KEEPING_S)
+            kept = await self._keeper.keep(
+                _request_to_fork, _held_in, forks=lambda told: not told[0], timeout_s=_KEEPING_S
+            )
             if kept is None:
                 return  # it has ended, and the next cell is told so
             (held, unseeded), image = kept

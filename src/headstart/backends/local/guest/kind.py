@@ -216,7 +216,7 @@ class LocalKind:
         message = {**message, "init": init, "groups": groups}
         order = message.get("order")
         if order is None:
-            return self._tracer.order(message, [])
+            return self._tracer.order(message, descriptors)
         self._refill_at = max(self._refill_at, time.monotonic() + _REFILL_LATER_S)
         ids = (userns.SANDBOX_ID, userns.SANDBOX_ID) if self._privileged else None
         confined = {

@@ -23,7 +23,7 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -272,8 +272,10 @@ def go_home(shadow: Shadow) -> None:
 # ---------------------------------------------------------------- keeping
 
 
-def keep(shadow: Shadow | None, program: Tracee) -> Image | list[str] | OSError:
+def keep(shadow: Shadow | None, program: Tracee, on_stands: Callable[[], None]) -> Image | list[str] | OSError:
     """Keep a program that is on its way to a `fork()` of its own, which is prevented; let it go on, untraced.
+
+    `on_stands` is called when it is there, and what is to be copied changes no more.
 
     Returns:
         Its image; or the names of its threads besides the first, which no fork has; or why its memory cannot be copied.
@@ -283,19 +285,22 @@ def keep(shadow: Shadow | None, program: Tracee) -> Image | list[str] | OSError:
     """
     with patience(_OBEYS_S):
         context = program.run_to_fork()
-    kept = _copied(shadow, program, context)
+    kept = _copied(shadow, program, context, on_stands)
     with patience(_OBEYS_S):
         program.skip_fork(_BELIEVED_PID if isinstance(kept, Image) else None)
         program.let_go()
     return kept
 
 
-def _copied(shadow: Shadow | None, program: Tracee, context: Context) -> Image | list[str] | OSError:
+def _copied(
+    shadow: Shadow | None, program: Tracee, context: Context, on_stands: Callable[[], None]
+) -> Image | list[str] | OSError:
     threads = _threads(program.pid)
     if threads:
         return threads
     if shadow is None:
         return OSError(errno.ECHILD, "what would have kept it was killed")
+    on_stands()
     try:
         with patience(_OBEYS_S):
             return Image(tracee=shadow.tracee.clone(_COPIED), context=context)

@@ -9,9 +9,10 @@ those of its sandbox (`moving`).
 Orders, each answered with one line of JSON through the first descriptor that comes with it:
     `start`, with the descriptors of a sandbox's namespaces and the program's own: `{"pid"}`
     `revive`, likewise, of an `image`
-    `watch`: expect a program to send itself SIGTRAP and fork: `{}`
-    `keep`: answered when it has: `{"outcome": "kept"}`, and there is `image`; or `busy` (with its `threads`), `withdrawn`
-        (`withdraw` was ordered, or it took too long), or `ended`
+    `keep`: expect a program to send itself SIGTRAP and fork: `{"outcome": "watched"}`. The rest is told through another
+        descriptor: `{"stands": true}`, it is about to, and its memory will not change any more; then `{"outcome": "kept"}`,
+        and there is `image`. Or only `busy` (with its `threads`), `withdrawn` (`withdraw` was ordered, or it took too
+        long), or `ended`
     `withdraw`: expect nothing any more: `{}`
     `signal`: send a `signal` to its process group: `{}`
     `kill`: kill it and what carries its mark: `{}`
@@ -42,7 +43,7 @@ from headstart.backends.spawner.guest.wire import PeerGone, Wire
 
 __all__ = ["ORDERS", "Tracer", "TracerProcess"]
 
-ORDERS = {"start", "revive", "watch", "keep", "withdraw", "signal", "kill", "wait", "forget"}
+ORDERS = {"start", "revive", "keep", "withdraw", "signal", "kill", "wait", "forget"}
 
 _PATIENCE_S = 10.0
 _WALL = 0x40000000
@@ -111,8 +112,7 @@ class _Program:
         shadow: None if somebody has killed it.
         waiting: Where its end will be told.
         traced: While it is expected to fork.
-        at_trap: It is about to.
-        keeping: Where what comes of that will be told, and what was ordered.
+        keeping: Meanwhile, where what comes of that will be told, and what was ordered.
         due_s: Until when.
     """
 
@@ -121,7 +121,6 @@ class _Program:
     shadow: Shadow | None
     waiting: list[int] = field(default_factory=list[int])
     traced: Tracee | None = None
-    at_trap: bool = False
     keeping: tuple[int, dict[str, Any]] | None = None
     due_s: float = 0.0
 
@@ -184,7 +183,8 @@ class Tracer:
                     after = self._start(message, others)
                     _tell(told, {"pid": after.program})
                 case "keep":
-                    self._keep(message, told)
+                    self._watch(message, others)
+                    _tell(told, {"outcome": "watched"})
                 case "wait":
                     self._wait(message["program"], told)
                 case _:
@@ -235,9 +235,6 @@ class Tracer:
             return
         program = self._programs[message["program"]]
         match message["do"]:
-            case "watch":
-                program.traced = Tracee.seize(program.pid)
-                program.due_s = time.monotonic() + _PATIENCE_S
             case "withdraw":
                 self._withdraw(program)
             case "signal":
@@ -250,22 +247,20 @@ class Tracer:
 
     # ------------------------------------------------------------ keeping
 
-    def _keep(self, message: dict[str, Any], told: int) -> None:
+    def _watch(self, message: dict[str, Any], descriptors: list[int]) -> None:
         program = self._programs[message["program"]]
-        if program.traced is None:
-            _tell(told, {"outcome": "withdrawn"})
-            return
-        program.keeping = (told, message)
-        if program.at_trap:
-            self._keep_now(program)
+        self._withdraw(program)  # somebody else has given up, say
+        program.traced = Tracee.seize(program.pid)
+        program.keeping = (descriptors.pop(), message)
+        program.due_s = time.monotonic() + _PATIENCE_S
 
-    def _keep_now(self, program: _Program) -> None:
+    def _keep(self, program: _Program) -> None:
         if program.traced is None or program.keeping is None:
             return
         traced, (told, order) = program.traced, program.keeping
-        program.traced, program.keeping, program.at_trap = None, None, False
+        program.traced, program.keeping = None, None
         try:
-            kept = shadows.keep(program.shadow, traced)
+            kept = shadows.keep(program.shadow, traced, lambda: _write(told, {"stands": True}))
         except OSError as error:
             shadows.kill(program.pid)  # nobody knows where it stands
             _tell(told, {"error": f"it was killed: {error.strerror or error}", "errno": error.errno})
@@ -288,12 +283,10 @@ class Tracer:
         if traced is None:
             return
         try:
-            if not program.at_trap:
-                traced.interrupt()
+            traced.interrupt()
             traced.let_go()
         except OSError:
             shadows.kill(program.pid)  # nobody knows where it stands
-        program.at_trap = False
         if program.keeping is not None:
             _tell(program.keeping[0], {"outcome": "withdrawn"})
             program.keeping = None
@@ -324,8 +317,7 @@ class Tracer:
         if program is None or program.traced is None:
             return
         if status >> 16 == 0 and os.WSTOPSIG(status) == signal.SIGTRAP:
-            program.at_trap = True
-            self._keep_now(program)
+            self._keep(program)
         else:
             with suppress(ProcessLookupError):
                 program.traced.pass_by(status)
@@ -367,9 +359,13 @@ def _members(message: dict[str, Any], program: int) -> Iterable[int]:
 
 
 def _tell(told: int, answer: dict[str, Any]) -> None:
+    _write(told, answer)
+    os.close(told)
+
+
+def _write(told: int, answer: dict[str, Any]) -> None:
     with suppress(BrokenPipeError):  # nobody wants to know
         os.write(told, json.dumps(answer).encode() + b"\n")
-    os.close(told)
 
 
 def _serve(sock: socket.socket, mover: Mover, spawner: int) -> NoReturn:

@@ -193,9 +193,7 @@ class Kernel:
         while True:
             request = _loads(self._requests.receive())
             if "fork" in request:
-                told = self._be_kept(self._functions_in(request["fork"]))
-                if told is not None:
-                    self._results.send(b"%d %s\0" % (request["number"], _dumps(told).encode()))
+                self._be_kept(request["number"], self._functions_in(request["fork"]))
                 continue
             if "seeding" in request:
                 self._functions_in(request["seeding"])["reseed"]()
@@ -231,37 +229,40 @@ class Kernel:
             self._functions = {text: functions}
         return self._functions[text]
 
-    def _be_kept(self, seeding: dict[str, Any]) -> dict[str, list[str]] | None:
-        """Fork, for whoever traces this; return what to answer. In what becomes of it: be ready, return None."""
+    def _be_kept(self, number: int, seeding: dict[str, Any]) -> None:
+        """Tell what a fork would not have; if that is nothing, fork, for whoever traces this, who tells what comes of it."""
         self._stdio.flush()
         held = [*self._tasks(), *_threads(), *self._open_descriptors(), *_shared_memory()]
-        held = held or self._fork(seeding["hold"]())
-        return None if held is None else {"held": held, "unseeded": seeding["unseeded"]()}
+        held = held or self._leave_folder()
+        told = {"held": held, "unseeded": seeding["unseeded"]()}
+        self._results.send(b"%d %s\0" % (number, _dumps(told).encode()))
+        if not held:
+            self._fork(seeding["hold"]())
 
-    def _fork(self, go_on_drawing: Callable[[], None]) -> list[str] | None:
+    def _leave_folder(self) -> list[str]:
         try:
             self._folder = self._folder or _getcwd()
             _chdir("/")
         except OSError as error:
             return [f"a working folder that is gone ({error.strerror})"]
+        return []
+
+    def _fork(self, go_on_drawing: Callable[[], None]) -> None:
         self._forks = True
         at_trap = signal.signal(signal.SIGTRAP, signal.SIG_IGN)  # who traces sees it all the same
         try:
             _kill(_getpid(), signal.SIGTRAP)
             child = _fork()
-        except BaseException as error:
-            return [f"a fork() that fails ({error})"]
+        except BaseException:  # it has more threads than Python knows, say
+            return
         finally:
             signal.signal(signal.SIGTRAP, at_trap)
             self._forks = False
-        if child == _KEPT:
-            return []
-        if child:
+        if child == 0:
+            go_on_drawing()
+            self._go_on()
+        elif child != _KEPT:  # nobody has taken it away
             _waitpid(child, 0)
-            return ["a fork that nobody has taken away"]
-        go_on_drawing()
-        self._go_on()
-        return None
 
     def _go_on(self) -> None:
         """As a fork that goes on elsewhere: have everything again that a kernel has when it is started."""
