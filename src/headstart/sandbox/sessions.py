@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
 
 from headstart.runtime.remembered import SessionState
 from headstart.sandbox.kernels import Kernel, Shell
@@ -30,8 +32,19 @@ class Sessions:
             NotCapturable: The kernel has something that cannot be kept.
             BackendError: The sandbox is gone.
         """
-        await self.shell.put_to_sleep()
-        await self.kernel.keep()
+        failures: list[Exception] = []
+
+        async def attempt(keep: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await keep()
+            except Exception as failure:  # noqa: BLE001 raised below
+                failures.append(failure)
+
+        async with anyio.create_task_group() as both:
+            both.start_soon(attempt, self.shell.put_to_sleep)
+            both.start_soon(attempt, self.kernel.keep)
+        if failures:
+            raise failures[0]
 
     def state(self, *, files_only: bool) -> SessionState:
         """Return what is kept of them; with `files_only`, nothing that runs."""
