@@ -196,7 +196,9 @@ class PlainSandbox:
     async def wait_lost(self) -> None:
         raise NotImplementedError
 
-    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+    async def checkpoint(
+        self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
+    ) -> Checkpoint:
         raise NotImplementedError
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:

@@ -13,6 +13,7 @@ import pytest
 from tests.machine import may_make_namespaces
 
 import headstart
+from headstart.backends.contract import Capture
 from headstart.errors import BackendError, Conflict, NotCapturable, TransactionRefused
 
 pytestmark = pytest.mark.anyio
@@ -113,6 +114,69 @@ async def test_a_branch_has_the_bash_session_too(box: headstart.Sandbox) -> None
     assert (await box.run_in_shell("echo $? $A $PWD")).stdout == "3 1 /tmp\n"
 
 
+async def test_the_bash_itself_goes_on_after_a_checkpoint_and_a_branch_where_it_was(box: headstart.Sandbox) -> None:
+    await box.run_in_shell("mkdir -p a/b; cd a; cd b; bash=$BASHPID; exec 7</etc/passwd")
+    kept = await box.checkpoint()
+    assert (kept.left_out, kept.capture) == ((), Capture.SEALED)
+    told = 'echo $((BASHPID == bash)) "$PWD" "$OLDPWD"; [[ -e /dev/fd/7 ]] && /bin/pwd'
+    there = "1 /home/sandbox/a/b /home/sandbox/a\n/home/sandbox/a/b\n"
+    assert (await box.run_in_shell(told)).stdout == there
+    await box.run_in_shell("echo 1 > file")
+    async with await box.fork() as branch:
+        assert (await box.run_in_shell(told)).stdout == there
+        await box.run_in_shell("echo 2 > file")
+        assert (
+            await branch.run_in_shell("cat file; [[ -e /dev/fd/7 ]] || echo $OLDPWD")
+        ).stdout == "1\n/home/sandbox/a\n"
+    await box.rollback(kept)
+    assert (await box.run_in_shell('ls; echo "$PWD"')).stdout == "/home/sandbox/a/b\n"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "readonly PWD",
+        "set -e; readonly PWD OLDPWD",
+        "set -eu; unset PWD OLDPWD",
+        "PWD=x; set -P",
+        "cd() { echo mine; }",
+    ],
+)
+async def test_a_bash_comes_back_to_its_folder_whatever_it_calls_that(own: str, box: headstart.Sandbox) -> None:
+    shown = 'echo "${PWD-none} ${OLDPWD-none} $- $BASHPID"; /bin/pwd'
+    await box.run_in_shell(f"mkdir a; cd a; {own}")
+    before = (await box.run_in_shell(shown)).stdout
+    for _ in range(2):
+        await box.checkpoint()
+        done = await box.run_in_shell(shown)
+        assert (done.stdout, done.stderr, done.cwd) == (before, "", "/home/sandbox/a")
+
+
+@pytest.mark.parametrize("held", ["exec 7>log", "exec 7<.", "exec >log", "mkfifo p; exec 7<>p", "exec 7<log; flock 7"])
+async def test_a_bash_that_holds_files_is_another_one_after_a_checkpoint(held: str, box: headstart.Sandbox) -> None:
+    await box.run_in_shell(f"A=1; bash=$BASHPID; touch log; {held}")
+    kept = await box.checkpoint()
+    assert kept.left_out == ()
+    assert (await box.run_in_shell("echo $A $((BASHPID == bash))")).stdout == "1 0\n"
+
+
+async def test_the_folder_of_a_bash_that_waited_may_be_gone(box: headstart.Sandbox) -> None:
+    await box.run_in_shell("mkdir a; cd a; A=1")
+    await box.checkpoint()
+    await box.files.remove("a")
+    done = await box.run_in_shell("echo $A; pwd")
+    assert (done.stdout, done.cwd) == ("1\n/\n", "/")
+    assert "the working folder /home/sandbox/a is gone" in done.stderr
+
+
+async def test_a_bash_that_was_killed_while_it_waited_has_lost_nothing(box: headstart.Sandbox) -> None:
+    await box.run_in_shell("A=1; cd /tmp; echo $BASHPID > ~/pid")
+    await box.checkpoint()
+    await box.run("kill -9 $(cat ~/pid); while kill -0 $(cat ~/pid) 2>/dev/null; do :; done")
+    done = await box.run_in_shell("echo $A $PWD")
+    assert (done.stdout, done.restarted) == ("1 /tmp\n", False)
+
+
 async def test_a_rollback_to_before_there_was_a_session_has_none(box: headstart.Sandbox) -> None:
     kept = await box.checkpoint()
     await box.run_in_shell("A=1")
@@ -158,9 +222,16 @@ async def test_checkpoints_beside_shell_commands_lose_none_of_them(box: headstar
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.003, 0.006, 0.01])
-async def test_a_cancelled_command_costs_the_session_nothing(after_s: float, box: headstart.Sandbox) -> None:
+@pytest.mark.parametrize("back", [False, True])
+async def test_a_cancelled_command_costs_the_session_nothing(
+    after_s: float,
+    back: bool,
+    box: headstart.Sandbox,
+) -> None:
     await box.run_in_shell("A=1")
-    await box.checkpoint()
+    kept = await box.checkpoint()
+    if back:
+        await box.rollback(kept)
     with anyio.move_on_after(after_s):
         await box.run_in_shell("true")
     assert (await box.run_in_shell("echo $A")).stdout == "1\n"

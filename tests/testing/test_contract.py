@@ -137,7 +137,9 @@ class MutantSandbox:
     async def cpu_s(self) -> float:
         return await self.inner.cpu_s()
 
-    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+    async def checkpoint(
+        self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
+    ) -> Checkpoint:
         return await self.inner.checkpoint(files_only=files_only, beside=beside)
 
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
@@ -315,12 +317,16 @@ class Shared(MutantSandbox):
 
 
 class TellsNothingOfProcesses(MutantSandbox):
-    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+    async def checkpoint(
+        self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
+    ) -> Checkpoint:
         return await super().checkpoint(files_only=True, beside=beside)
 
 
 class SaysThatAllChanged(MutantSandbox):
-    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+    async def checkpoint(
+        self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
+    ) -> Checkpoint:
         return replace(await super().checkpoint(files_only=files_only, beside=beside), capture=Capture.SEALED)
 
 
@@ -390,7 +396,9 @@ class GoesOnAsTheLatest(MutantSandbox):
     ) -> AbstractAsyncContextManager[ForkableProcess]:
         return self._watch(super().revive(self.kept[-1], descriptors=descriptors))
 
-    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+    async def checkpoint(
+        self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
+    ) -> Checkpoint:
         inner = [process.inner for process in beside if isinstance(process, _Watched)]
         return await super().checkpoint(files_only=files_only, beside=inner)
 
@@ -432,7 +440,9 @@ class CountsNoPrograms(MutantSandbox):
     ) -> AbstractAsyncContextManager[ForkableProcess]:
         return self._start(super().start_forkable(command, descriptors=descriptors))
 
-    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+    async def checkpoint(
+        self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
+    ) -> Checkpoint:
         return await super().checkpoint(files_only=files_only, beside=[*beside, *self.known])
 
 

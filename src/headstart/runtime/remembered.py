@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import anyio.to_thread
 
-from headstart.backends.contract import Checkpoint, ForkableProcess, ProcessImage
+from headstart.backends.contract import Checkpoint, ForkableProcess, Process, ProcessImage
 from headstart.core.transaction import Lineage, TransactionEvent, TransactionInstruction
 from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.lineage_journal import Carried, KeptAs, LineageJournal
@@ -35,7 +35,7 @@ class SessionState:
     kernel: ProcessImage | None = None
     has_lost_kernel: bool = False
     unseeded: tuple[str, ...] = ()
-    beside: tuple[ForkableProcess, ...] = ()
+    beside: tuple[ForkableProcess | Process, ...] = ()
 
     async def settled(self) -> None:
         """Return when all of it is kept for sure.

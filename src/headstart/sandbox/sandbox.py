@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -20,7 +20,7 @@ from headstart.backends.contract import (
     Usage,
 )
 from headstart.core.actions import Effect
-from headstart.errors import BackendError, SandboxPaused, TransactionRefused
+from headstart.errors import BackendError, NotCapturable, SandboxPaused, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.identities import IdentityChoice, is_fresh
 from headstart.runtime.kept import SandboxCheckpoint, id_of
@@ -38,6 +38,7 @@ from headstart.sandbox.sessions import Sessions
 __all__ = ["Branch", "Sandbox"]
 
 _P = TypeVar("_P", bound=Process)
+_Kept = TypeVar("_Kept")
 
 
 class Sandbox:
@@ -339,10 +340,27 @@ class Sandbox:
             BackendError: The sandbox is gone, or its backend has no layers.
         """
         self._may_be("checkpointed")
+
+        async def keep(sessions: SessionState) -> SandboxCheckpoint:
+            return await self._lineage.checkpoint(files_only=files_only, sessions=sessions, durable=durable)
+
+        kept, _ = await self._with_sessions(keep, files_only=files_only)
+        return kept
+
+    async def _with_sessions(
+        self, keep: Callable[[SessionState], Awaitable[_Kept]], *, files_only: bool
+    ) -> tuple[_Kept, SessionState]:
+        """Keep something together with what keeps its state between commands; return both."""
         if not files_only:
             await self._sessions.keep()
         sessions = self._sessions.state(files_only=files_only)
-        return await self._lineage.checkpoint(files_only=files_only, sessions=sessions, durable=durable)
+        try:
+            return await keep(sessions), sessions
+        except NotCapturable:  # a bash may hold files, which a new one will not
+            if files_only or not await self.shell.end_resting():
+                raise
+        sessions = self._sessions.state(files_only=files_only)
+        return await keep(sessions), sessions
 
     async def rollback(self, to: SandboxCheckpoint | str, *, identity: IdentityChoice = "same") -> tuple[str, ...]:
         """Go back to a checkpoint, or to the one of this id. What runs is ended; other checkpoints and branches stay.
@@ -405,10 +423,11 @@ class Sandbox:
         """
         self._may_be("forked")
         fresh = is_fresh(identity)
-        if not files_only:
-            await self._sessions.keep()
-        sessions = self._sessions.state(files_only=files_only)
-        name = await self._lineage.fork(files_only=files_only, fresh=fresh, sessions=sessions)
+
+        async def fork(sessions: SessionState) -> SandboxId:
+            return await self._lineage.fork(files_only=files_only, fresh=fresh, sessions=sessions)
+
+        name, sessions = await self._with_sessions(fork, files_only=files_only)
         seed = self._lineage.new_seed() if fresh else None
         branch = Branch(self._lineage, self._env, name, origin=self, sessions=sessions, seed=seed)
         self._branches[name] = branch

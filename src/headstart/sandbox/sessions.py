@@ -48,14 +48,15 @@ class Sessions:
 
     def state(self, *, files_only: bool) -> SessionState:
         """Return what is kept of them; with `files_only`, nothing that runs."""
-        image, process = self.kernel.image, self.kernel.process
+        image, process, shell = self.kernel.image, self.kernel.process, self.shell.resting
+        resting = () if shell is None else (shell,)
         if image is None or files_only:
-            return SessionState(shell=self.shell.asleep, has_lost_kernel=self.kernel.has_state)
+            return SessionState(shell=self.shell.asleep, has_lost_kernel=self.kernel.has_state, beside=resting)
         return SessionState(
             shell=self.shell.asleep,
             kernel=image,
             unseeded=self.kernel.unseeded,
-            beside=() if process is None else (process,),
+            beside=resting if process is None else (process, *resting),
         )
 
     def go_on_as(self, state: SessionState, *, seed: int | None = None) -> None:

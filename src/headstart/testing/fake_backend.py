@@ -426,7 +426,7 @@ class FakeSandbox:
         self,
         *,
         files_only: bool = False,
-        beside: Sequence[ForkableProcess] = (),  # noqa: ARG002
+        beside: Sequence[ForkableProcess | Process] = (),  # noqa: ARG002
     ) -> Checkpoint:
         await self._backend.pass_hold("checkpoint", self._template.name)
         self._check_moving()

@@ -276,6 +276,40 @@ async def test_names_from_inside_are_told_and_break_nothing(name: str, tmp_path:
         assert kept.left_out
 
 
+@pytest.mark.parametrize(
+    ("held", "counts"),
+    [
+        ("os.chdir('/')", False),
+        ("os.chdir('/'); f = open('/etc/passwd')", False),
+        ("pass", True),
+        ("f = open('f', 'w'); os.chdir('/')", True),
+        ("f = os.open('.', 0); os.chdir('/')", True),
+        ("os.mkfifo('p'); f = os.open('p', os.O_RDWR); os.chdir('/')", True),
+        ("import subprocess; os.chdir('/'); subprocess.Popen(['sleep', '1000'])", True),
+    ],
+)
+async def test_a_command_that_is_kept_otherwise_counts_as_running_if_it_holds_something(
+    held: str,
+    counts: bool,
+    tmp_path: Path,
+) -> None:
+    script = f"import os, sys\n{held}\nprint('ready', flush=True); input(); print(open('/home/sandbox/g').read())"
+    async with sandbox_in(tmp_path) as sandbox, sandbox.start(python(script)) as waits:
+        assert await line(waits) == "ready\n"
+        await sandbox.files.write("g", b"before")
+        with pytest.raises(NotCapturable):
+            await sandbox.checkpoint()
+        if counts:
+            with pytest.raises(NotCapturable):
+                await sandbox.checkpoint(beside=[waits])
+        else:
+            kept = await sandbox.checkpoint(beside=[waits])
+            assert (kept.capture, kept.left_out) == (Capture.SEALED, ())
+        await sandbox.files.write("g", b"after")
+        await waits.stdin.send(b"\n")
+        assert await line(waits) == "after\n", "it sees the files as they are now"
+
+
 async def test_a_thread_that_its_first_one_has_left_behind_is_seen(tmp_path: Path) -> None:
     script = (
         "import ctypes, os, threading, time\n"

@@ -147,15 +147,17 @@ class RunningSandbox(Protocol):
         """From now on somebody waits for it: give it its full share of the CPU."""
         ...
 
-    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+    async def checkpoint(
+        self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
+    ) -> Checkpoint:
         """Keep the state as it is now. Once begun it comes to its end, also if cancelled.
 
         Files that are being written (`Files.write`) are waited for; commands wait until it is done.
 
         Args:
             files_only: Leave out what runs; it goes on.
-            beside: Programs that do not count as running: they are kept otherwise, wait for their users, and hold
-                nothing of the file tree.
+            beside: Programs that do not count as running: they are kept otherwise, and wait for their users. One that is
+                forkable holds nothing of the file tree; another that does, if only as its working folder, runs.
 
         Raises:
             NotCapturable: Something runs that a checkpoint cannot hold; it goes on.

@@ -15,7 +15,7 @@ from weakref import finalize
 import anyio
 from anyio import EndOfStream
 
-from headstart.backends.contract import ByteStreams, Command, ExitStatus, ForkableProcess, ProcessImage
+from headstart.backends.contract import ByteStreams, Command, ExitStatus, ForkableProcess, Process, ProcessImage
 from headstart.backends.local.cgroups import GroupSetting
 from headstart.backends.spawner.client import SpawnerClient
 from headstart.backends.spawner.gate import Gate
@@ -261,7 +261,7 @@ class Programs:
         """Of those that run."""
         return [program.pid for program in self._running]
 
-    def pids_of(self, programs: Iterable[ForkableProcess]) -> list[int]:
+    def pids_of(self, programs: Iterable[ForkableProcess | Process]) -> list[int]:
         """Return the pids of those among these that run here."""
         return [program.pid for program in self._running if program in programs]
 

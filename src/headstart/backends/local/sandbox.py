@@ -19,6 +19,7 @@ from headstart.backends.contract import (
     ForkableProcess,
     Identity,
     Limits,
+    Process,
     ProcessImage,
     RunningSandbox,
     Template,
@@ -31,7 +32,7 @@ from headstart.backends.local.programs import Programs
 from headstart.backends.local.tree import Tree
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.client import ERRAND_S, SpawnerClient, Started
-from headstart.backends.spawner.sandbox import SpawnedSandbox
+from headstart.backends.spawner.sandbox import SpawnedSandbox, inner_pids
 from headstart.errors import BackendError, NotCapturable
 from headstart.ids import CheckpointId, SandboxId
 
@@ -125,7 +126,9 @@ class LocalSandbox(SpawnedSandbox):
     def _apart(self) -> Sequence[int]:
         return self._programs.pids
 
-    async def checkpoint(self, *, files_only: bool = False, beside: Sequence[ForkableProcess] = ()) -> Checkpoint:
+    async def checkpoint(
+        self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
+    ) -> Checkpoint:
         """See `RunningSandbox.checkpoint`."""
         return await self._on_its_own(lambda: self._checkpoint(files_only=files_only, beside=beside))
 
@@ -173,7 +176,7 @@ class LocalSandbox(SpawnedSandbox):
                 f"{checkpoint.id} is no checkpoint of {self.id}", hint="it is another sandbox's, or was forgotten"
             ) from None
 
-    async def _checkpoint(self, *, files_only: bool, beside: Sequence[ForkableProcess]) -> Checkpoint:
+    async def _checkpoint(self, *, files_only: bool, beside: Sequence[ForkableProcess | Process]) -> Checkpoint:
         lineage = self._layered.lineage
         await self._see_to_room_for_a_layer()
         await lineage.noted()  # which layer might come on top, for whoever comes after a crash
@@ -247,13 +250,14 @@ class LocalSandbox(SpawnedSandbox):
         return checkpoint
 
     async def _seal(
-        self, layers: Sequence[str], copy: str, *, despite_processes: bool, beside: Sequence[ForkableProcess]
+        self, layers: Sequence[str], copy: str, *, despite_processes: bool, beside: Sequence[ForkableProcess | Process]
     ) -> Mapping[str, Any]:
         what: dict[str, Any] = {
             "plan": {"layers": layers, "store": self._layered.lineage.store},
             "copy": copy,
             "apart": self._programs.pids,
             "beside": self._programs.pids_of(beside),
+            "resting": inner_pids(beside),
         }
         told = await self._errand("seal", **what, despite_processes=despite_processes, most_bytes=_MOST_COPIED_BYTES)
         return await self._errand("mend", **what) if told["outcome"] == "broken" else told

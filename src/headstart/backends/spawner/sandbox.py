@@ -45,7 +45,7 @@ from headstart.backends.unkept import Unkept
 from headstart.errors import BackendError, SandboxPaused
 from headstart.ids import SandboxId
 
-__all__ = ["SpawnedSandbox"]
+__all__ = ["SpawnedSandbox", "inner_pids"]
 
 _ALWAYS_SET = ("PATH", "HOME", "TMPDIR")
 _POLITE_S = 1.0
@@ -319,7 +319,7 @@ class SpawnedSandbox:
         self,
         *,
         files_only: bool = False,  # noqa: ARG002
-        beside: Sequence[ForkableProcess] = (),  # noqa: ARG002
+        beside: Sequence[ForkableProcess | Process] = (),  # noqa: ARG002
     ) -> Checkpoint:
         """See `RunningSandbox.checkpoint`."""
         raise self._no_layers()
@@ -375,6 +375,12 @@ async def _ending(execution: Execution) -> AsyncGenerator[None]:
         raise
     if not execution.has_ended:
         await _end_at_once(execution)
+
+
+def inner_pids(processes: Sequence[object]) -> list[int]:
+    """Return how those among these that an init has started are called in its sandbox."""
+    started = [each.execution for each in processes if isinstance(each, GivenProcess)]
+    return [execution.pid for execution in started if execution.pid is not None and not execution.has_ended]
 
 
 def _streams(pipes: StdioPipes, execution: Execution) -> CommandStreams:

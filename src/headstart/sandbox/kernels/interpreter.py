@@ -213,8 +213,13 @@ class Interpreter:
 
     @property
     def process(self) -> ForkableProcess | None:
-        """What runs, once it does."""
+        """What runs, once it does, if it can be kept."""
         return self._process
+
+    @property
+    def streams(self) -> ByteStreams | None:
+        """What runs, once it does."""
+        return self._streams
 
     async def keep(
         self, number: int, request: bytes, forks: Callable[[Turn], bool], *, timeout_s: float

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from headstart.backends.contract import ForkableProcess, ProcessImage, RunningSandbox
+from headstart.backends.contract import ByteStreams, ForkableProcess, ProcessImage, RunningSandbox
 from headstart.backends.output import Sink
 from headstart.errors import BackendError
 from headstart.sandbox.kernels.interpreter import Interpreter, Turn
@@ -64,13 +64,13 @@ class Keeper:
         self._is_closed = False
 
     @asynccontextmanager
-    async def alone(self) -> AsyncGenerator[None]:
+    async def alone(self) -> AsyncGenerator[RunningSandbox]:
         """Wait for those before; who takes turns holds this, for one turn or for several that belong together.
 
-        They are taken in one sandbox: none takes its place meanwhile.
+        They are taken in one sandbox, which this yields: none takes its place meanwhile.
         """
-        async with self._turns, self._changing():
-            yield
+        async with self._turns, self._changing() as running:
+            yield running
 
     async def turn(
         self,
@@ -144,6 +144,16 @@ class Keeper:
     def process(self) -> ForkableProcess | None:
         """The interpreter's, if one stands."""
         return None if self._current is None or self._begins_anew else self._current.process
+
+    @property
+    def streams(self) -> ByteStreams | None:
+        """The interpreter itself, if one stands."""
+        return None if self._current is None or self._begins_anew else self._current.streams
+
+    def stands_in(self, running: RunningSandbox) -> bool:
+        """Whether the next turn there is taken in the interpreter that took the last one."""
+        current = self._current
+        return current is not None and not self._begins_anew and running is self._home and current.is_usable
 
     @property
     def has_one(self) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from headstart.backends.contract import Command, RunningSandbox
+from headstart.backends.contract import ByteStreams, Command, RunningSandbox
 from headstart.errors import BackendError, ConfigError
 from headstart.sandbox.kernels.interpreter import GRACE_S, Interpreter, Turn
 from headstart.sandbox.kernels.keeper import Changing, Keeper
@@ -27,7 +27,8 @@ __all__ = ["Shell"]
 
 _PROGRAM = Path(__file__).parent / "guest" / "bash_session.bash"
 _COMMAND = Command(argv=("bash", "--noprofile", "--norc", "--noediting", "-i"))
-_STEP = rb"""__headstart_status= __headstart_code=%s
+_STEP = rb"""__headstart_come_back
+__headstart_status= __headstart_code=%s
 { \builtin printf '%d +\0' >&59; { \. /dev/fd/55 55<<<'\builtin eval "$__headstart_options$__headstart_code"'
 { __headstart_status=$? __headstart_flags=$-; \builtin set +xv; } >/dev/null 2>&1
 \exec 57>&1 58>&2; } </dev/null >&57 2>&58 59>&-; }
@@ -38,6 +39,7 @@ _LOOK = b"__headstart_look %d >&59\n"
 _CAPTURE = rb"""__headstart_variables=(%s) __headstart_functions=(%s)
 __headstart_begin %d "$@" >&59
 \builtin trap -p >&59
+__headstart_leave
 __headstart_end >&59
 """
 _CAPTURE_S = 60.0
@@ -94,8 +96,8 @@ class Shell:
             BackendError: The sandbox is gone, there is no bash, or the shell was closed.
         """
         _quoted(command)
-        async with self._keeper.alone():
-            await self._wake()
+        async with self._keeper.alone() as running:
+            await self._wake(running)
             return await self._run(command, timeout_s=timeout_s, on_output=on_output)
 
     async def _run(
@@ -178,20 +180,34 @@ class Shell:
 
     @property
     def asleep(self) -> str | None:
-        """The state that the next command will find, while no bash runs; None if one does, or will begin anew."""
+        """The state that the next command will find, as far as it is known; None if it is not, or will begin anew."""
         return self._asleep
 
+    @property
+    def resting(self) -> ByteStreams | None:
+        """The bash that waits, if `asleep` is the state of one that does."""
+        return None if self._asleep is None else self._keeper.streams
+
     async def put_to_sleep(self) -> None:
-        """End the bash and keep the session's state for the next command; not if it has jobs, which would end."""
-        if not self._keeper.has_one:
+        """Keep the session's state, unless it has jobs, which go on. Its bash waits in `/`, and comes back with a command."""
+        if not self._keeper.has_one or self._asleep is not None:
             return
         async with self._keeper.alone():
-            if not self._keeper.has_one:
+            if not self._keeper.has_one or self._asleep is not None:
                 return
             listing = await self._look()
             if not listing.has_jobs:
                 self._asleep = await self._state(listing)
+
+    async def end_resting(self) -> bool:
+        """End the bash that waits; the next command has the state that was kept, in a new one. Return whether one waited."""
+        if self._asleep is None:
+            return False
+        async with self._keeper.alone():
+            waits = self.resting is not None
+            if waits:
                 await self._keeper.let_go()
+            return waits
 
     def go_on_as(self, state: str | None, *, seed: int | None = None) -> None:
         """Let the next command find this state (None: that of a new session), whatever there was.
@@ -205,14 +221,13 @@ class Shell:
             state = _RANDOM.sub(f"{_HEADER}RANDOM={seed}\n", state, count=1)
         self._asleep = state
 
-    async def _wake(self) -> None:
-        if self._asleep is None:
-            return
-        try:
-            await self._restore(self._asleep)
-        except BackendError:
-            self._asleep = None
-            raise
+    async def _wake(self, running: RunningSandbox) -> None:
+        if self._asleep is not None and not self._keeper.stands_in(running):
+            try:
+                await self._restore(self._asleep)
+            except BackendError:
+                self._asleep = None
+                raise
         self._asleep = None
 
     def move_to(self, changing: Changing) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from headstart.backends.local.guest.holders import holders
 from headstart.backends.local.guest.layers import Errand
 from headstart.backends.local.guest.stores import StoreErrand
 from headstart.backends.spawner.guest import processes, syscalls
@@ -102,6 +103,7 @@ def _help(sock: socket.socket, spawner: int) -> NoReturn:
     try:
         syscalls.be_a_helper_of(spawner, [sock.fileno()])
         processes.is_alive(spawner)  # touch what will be needed
+        holders([os.getpid()], set())
         order, (told, *descriptors) = Wire(sock).wait()
         errand = _errand(order["sandbox"], descriptors)
         try:

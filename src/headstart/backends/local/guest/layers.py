@@ -67,7 +67,8 @@ class Errand:
     def do(self, message: dict[str, Any]) -> dict[str, Any]:
         """Do what `message["do"]` says; return what to tell.
 
-        `apart` are those in it that are children of nobody in it; of these, `beside` stand still, and hold nothing.
+        `apart` are those in it that are children of nobody in it; of these, `beside` stand still, and hold nothing. So do
+        `resting`, as they are called in there, unless they are found to hold something.
 
         `seal`: add the empty layer `plan["layers"][-1]`; with `despite_processes`, also while something runs,
             and, if that could write to what is sealed, copy it to the layer `copy` instead.
@@ -104,6 +105,7 @@ class Errand:
 
     def _seal(self, message: dict[str, Any]) -> dict[str, Any]:
         plan = message["plan"]
+        self._beside += self._at_rest(message.get("resting", []), self._targets(plan))
         if not self._is_busy():
             try:
                 return {"outcome": self._seal_unless_empty(plan), "processes": [], "room": self._room()}
@@ -317,6 +319,12 @@ class Errand:
         members = processes.members(self._init, self._groups, self._apart)
         return [pid for pid in members if processes.is_alive(pid) and not self._is_beside(pid)]
 
+    def _at_rest(self, resting: list[int], targets: set[str]) -> list[int]:
+        if not resting:
+            return []
+        members = processes.members(self._init, self._groups)
+        return [pid for pid in members if _inner_pid(pid) in resting and not holders([pid], targets)]
+
     def _is_beside(self, pid: int) -> bool:
         return pid in self._beside or (self._tracer != 0 and processes.tracer_of(pid) == self._tracer)
 
@@ -345,9 +353,12 @@ def _top(folder: str) -> tuple[object, ...]:
 
 
 def _inner_pid(pid: int) -> int:
-    """Return how a process is called in its own PID namespace."""
-    with open(f"/proc/{pid}/status", "rb") as facts:
-        return int(facts.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()[-1])
+    """Return how a process is called in its own PID namespace; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as facts:
+            return int(facts.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()[-1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def _somebody_is_there(beside: set[int]) -> bool:

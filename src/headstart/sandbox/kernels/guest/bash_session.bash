@@ -11,6 +11,35 @@ unset MAILCHECK HISTFILE PROMPT_COMMAND
 PS1='$ '
 __headstart_status=0 __headstart_flags=$- __headstart_options= __headstart_later=
 __headstart_hostname=${HOSTNAME-}
+__headstart_folder= __headstart_away=
+
+# leave: go where a checkpoint does not mind, until `come_back`.
+__headstart_leave() {
+    local __headstart_opts=$SHELLOPTS
+    builtin set +eu
+    __headstart_away=$__headstart_folder
+    __headstart_go_to /
+    __headstart_resume "$__headstart_opts"
+}
+
+__headstart_come_back() {
+    if [[ -z $__headstart_away ]]; then return 0; fi
+    local __headstart_opts=$SHELLOPTS
+    builtin set +eu
+    if ! __headstart_go_to "$__headstart_away"; then
+        builtin cd /
+        builtin printf 'bash: the working folder %s is gone; this is /\n' "$__headstart_away" >&58
+    fi
+    __headstart_away=
+    __headstart_resume "$__headstart_opts"
+}
+
+# go_to FOLDER: PWD and OLDPWD stay what they are, by being hidden meanwhile; one that is readonly cannot be, nor changes.
+__headstart_go_to() {
+    local PWD OLDPWD
+    builtin cd -- "$1"
+    [[ . -ef $1 ]]
+}
 
 # Set `$?` for the next command.
 __headstart_return() { return "$1"; }
@@ -66,12 +95,14 @@ __headstart_begin() {
     builtin printf 'builtin %s\n' 'shopt -u expand_aliases' 'unset -v $(\builtin compgen -e)'
     builtin printf 'builtin '
     builtin umask -p
-    __headstart_text=${PWD-}
-    if [[ $__headstart_text != /* || ! $__headstart_text -ef . ]]; then
-        __headstart_text=$(\builtin pwd; \builtin printf x) # the end of a name may be a newline
-        __headstart_text=${__headstart_text%$'\nx'}
+    if [[ -z $__headstart_away ]]; then
+        __headstart_folder=${PWD-}
+        if [[ $__headstart_folder != /* || ! $__headstart_folder -ef . ]]; then
+            __headstart_folder=$(\builtin pwd; \builtin printf x) # the end of a name may be a newline
+            __headstart_folder=${__headstart_folder%$'\nx'}
+        fi
     fi
-    builtin printf 'builtin cd -- %q || __headstart_missing=1\n' "$__headstart_text"
+    builtin printf 'builtin cd -- %q || __headstart_missing=1\n' "$__headstart_folder"
     ((${#__headstart_variables[@]})) && builtin declare -p -- "${__headstart_variables[@]}"
     # HOSTNAME: a new bash knows it, and may be elsewhere
     [[ ${HOSTNAME-} == "$__headstart_hostname" ]] || builtin declare -p -- HOSTNAME
