@@ -214,6 +214,7 @@ class Program:
         finally:
             if "stands" not in first:
                 reports.close()
+                self._drop(name)  # who was cancelled does not know whether it was made
 
     def _drop(self, image: str) -> None:
         async def drop() -> None:
