@@ -1,8 +1,12 @@
 """What keeping states costs with a Python kernel in the sandbox, and how much of its memory forks share.
 
-The kernel holds 200 MB: as one heap (what a large array is), or as many objects, whose reference counts
-any cell may write to. Beside it there are 10 MB of new files and a bash session. A kernel goes on in a branch, or
-after a rollback, with its first cell there: that is measured apart, and so is writing to 10 MB of its heap then.
+The kernel holds 200 MB: as an array, for which numpy asks for huge pages; as one heap of small pages; or as many objects,
+whose reference counts any cell may write to. Beside it there are 10 MB of new files and a bash session. A kernel goes on
+in a branch, or after a rollback, with its first cell there: that is measured apart, and so are writing to 10 MB of its
+heap then, and the first command of the bash session after a checkpoint.
+
+Each begins when nothing is left to do of what was before (control groups, which hold up forks). Checkpoints and forks are
+measured also where that is not waited for: 20 ms after writing files (`…_soon`).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Any, Final
 
 import anyio
 
-from headstart import Sandbox, Sandboxes, SandboxOptions
+from headstart import Branch, Sandbox, Sandboxes, SandboxOptions
 from headstart.bench.states import make_dirty
 from headstart.errors import BackendError, NotCapturable
 
@@ -22,15 +26,26 @@ __all__ = ["FORKS", "HELD", "SERIES", "are_kept", "share_of_forks", "with_kernel
 
 FORKS: Final = 100
 HELD: Final = {
+    "array": (
+        "import os, mmap; held = mmap.mmap(-1, 200 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "try: held.madvise(mmap.MADV_HUGEPAGE)\nexcept OSError: pass\n"
+        "held[:] = os.urandom(1 << 20) * 200"
+    ),
     "heap": "import os; held = bytearray(os.urandom(1 << 20)) * 200",
     "objects": "held = [str(number) * 3 for number in range(2_200_000)]",
 }
-SERIES: Final = ("checkpoint", "rollback", "first_cell", "fork", "first_cell_in_branch", "touch")
+SERIES: Final = (
+    *("checkpoint", "command", "rollback", "first_cell", "touch", "fork", "first_cell_in_branch"),
+    *("checkpoint_soon", "fork_soon"),
+)
+_WRITE: Final = "for at in range(0, 10 << 20, 4096): held[at] ^= 1"
 _TOUCH: Final = {
-    "heap": "for at in range(0, 10 << 20, 4096): held[at] ^= 1",
+    "array": _WRITE,
+    "heap": _WRITE,
     "objects": "held[:110_000] = [each + '.' for each in held[:110_000]]",
 }
 _MEMORY_MB: Final = 4_000
+_QUIET_S: Final = 0.2
 
 
 async def are_kept(boxes: Sandboxes) -> bool:
@@ -62,14 +77,21 @@ async def _keep_once(box: Sandbox, held: str, number: int) -> list[dict[str, Any
     def note(series: str, began: float) -> None:
         samples.append({"series": f"{series}_with_kernel", "ms": (perf_counter() - began) * 1e3})
 
+    async def quiet() -> float:
+        await anyio.sleep(_QUIET_S)
+        return perf_counter()
+
     await make_dirty(box, number)
     await _cell(box, f"number = {number}")
     await box.run_in_shell("LINE=$((LINE + 1))")
-    began = perf_counter()
+    began = await quiet()
     kept = await box.checkpoint()
     note("checkpoint", began)
+    began = await quiet()
+    await box.run_in_shell("LINE=$((LINE + 1))")
+    note("command", began)
     await _cell(box, "number = None")
-    began = perf_counter()
+    began = await quiet()
     await box.rollback(kept)
     note("rollback", began)
     began = perf_counter()
@@ -78,13 +100,21 @@ async def _keep_once(box: Sandbox, held: str, number: int) -> list[dict[str, Any
     began = perf_counter()
     await _cell(box, _TOUCH[held])
     note("touch", began)
-    began = perf_counter()
+    began = await quiet()
     branch = await box.fork()
     note("fork", began)
     began = perf_counter()
     await _cell(branch, f"assert number == {number}")
     note("first_cell_in_branch", began)
     await branch.discard()
+    for series, keep in (("checkpoint_soon", box.checkpoint), ("fork_soon", box.fork)):
+        await _cell(box, "number += 1")
+        await box.run_in_shell("LINE=$((LINE + 1))")
+        await make_dirty(box, number)
+        began = perf_counter()
+        more = await keep()
+        note(series, began)
+        await (more.discard() if isinstance(more, Branch) else box.drop(more))
     await box.drop(kept)
     return samples
 
