@@ -153,11 +153,48 @@ async def test_a_bash_comes_back_to_its_folder_whatever_it_calls_that(own: str, 
 
 
 @pytest.mark.parametrize("held", ["exec 7>log", "exec 7<.", "exec >log", "mkfifo p; exec 7<>p", "exec 7<log; flock 7"])
-async def test_a_bash_that_holds_files_is_another_one_after_a_checkpoint(held: str, box: headstart.Sandbox) -> None:
-    await box.run_in_shell(f"A=1; bash=$BASHPID; touch log; {held}")
+async def test_a_bash_that_holds_files_is_named_and_goes_on_with_them(held: str, box: headstart.Sandbox) -> None:
+    await box.run_in_shell(f"bash=$BASHPID; touch log; {held}")
+    for keep in (box.checkpoint, box.fork):
+        with pytest.raises(NotCapturable, match=r"runs bash \(\d+\): /home/sandbox"):
+            await keep()
+    done = await box.run_in_shell("[[ $BASHPID == $bash ]] && { echo on >&7 || echo on; } 2>/dev/null")
+    assert done.exit_code == 0
+    assert (await box.checkpoint(files_only=True)).left_out
+
+
+async def test_what_a_session_only_reads_stays_open_over_a_checkpoint(box: headstart.Sandbox) -> None:
+    await box.run_in_shell("printf '1\n2\n' > log; exec 7<log; read -r first <&7")
+    await box.checkpoint()
+    assert (await box.run_in_shell("read -r second <&7; echo $first $second")).stdout == "1 2\n"
+
+
+@pytest.mark.parametrize(
+    "started", ["(sleep 777 &)", "sleep 777 & disown", "setsid nohup sleep 777 > /dev/null 2>&1 &"]
+)
+async def test_what_a_session_has_started_and_let_go_of_is_named_and_goes_on(
+    started: str, box: headstart.Sandbox
+) -> None:
+    await box.run_in_shell(f"{started} disown 2>/dev/null; true" if started.endswith("&") else started)
+    for keep in (box.checkpoint, box.fork):
+        with pytest.raises(NotCapturable, match="runs sleep"):
+            await keep()
+    assert (await box.run("pgrep -c sleep || grep -lsx sleep /proc/[0-9]*/comm | wc -l")).stdout.strip() == "1"
+
+
+async def test_limits_the_folder_stack_and_ways_of_editing_are_kept(box: headstart.Sandbox) -> None:
+    look = "ulimit -Sn; ulimit -Hn; ulimit -Sc; dirs -l -p; set -o | grep -E '^(vi|emacs) '"
+    await box.run_in_shell(
+        "ulimit -n 200; ulimit -Sn 100; ulimit -Sc 0; mkdir a; cd a; pushd /tmp; pushd /usr; set -o vi"
+    )
+    told = (await box.run_in_shell(look)).stdout
+    assert told.startswith("100\n200\n0\n/usr\n/tmp\n/home/sandbox/a\n"), told
     kept = await box.checkpoint()
-    assert kept.left_out == ()
-    assert (await box.run_in_shell("echo $A $((BASHPID == bash))")).stdout == "1 0\n"
+    assert (await box.run_in_shell(look)).stdout == told
+    await box.rollback(kept)
+    assert (await box.run_in_shell(look)).stdout == told
+    async with await box.fork() as branch:
+        assert (await branch.run_in_shell(look)).stdout == told
 
 
 async def test_the_folder_of_a_bash_that_waited_may_be_gone(box: headstart.Sandbox) -> None:

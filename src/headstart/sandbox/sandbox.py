@@ -20,7 +20,7 @@ from headstart.backends.contract import (
     Usage,
 )
 from headstart.core.actions import Effect
-from headstart.errors import BackendError, NotCapturable, SandboxPaused, TransactionRefused
+from headstart.errors import BackendError, SandboxPaused, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.identities import IdentityChoice, is_fresh
 from headstart.runtime.kept import SandboxCheckpoint, id_of
@@ -353,12 +353,6 @@ class Sandbox:
         """Keep something together with what keeps its state between commands; return both."""
         if not files_only:
             await self._sessions.keep()
-        sessions = self._sessions.state(files_only=files_only)
-        try:
-            return await keep(sessions), sessions
-        except NotCapturable:  # a bash may hold files, which a new one will not
-            if files_only or not await self.shell.end_resting():
-                raise
         sessions = self._sessions.state(files_only=files_only)
         return await keep(sessions), sessions
 

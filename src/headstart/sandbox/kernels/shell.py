@@ -125,12 +125,14 @@ class Shell:
         )
 
     async def capture(self) -> str:
-        """Return the session's state as bash code: variables, functions, aliases, options, traps, folder, umask.
+        """Return the session's state as bash code.
+
+        That is: variables, functions, aliases, options, traps, folder and folder stack, umask, limits.
 
         From then on, this session and whoever restores it draw the same numbers from `RANDOM`. They follow from those
         that were drawn before, but are not the ones that would have come: where its generator stands, bash does not tell.
 
-        Not among it: jobs, open descriptors, the folder stack, completions, limits. Bytes that are no UTF-8 are lone
+        Not among it: jobs, open descriptors, completions. Bytes that are no UTF-8 are lone
         surrogates, as in `os.fsdecode`.
 
         Raises:
@@ -198,16 +200,6 @@ class Shell:
             listing = await self._look()
             if not listing.has_jobs:
                 self._asleep = await self._state(listing)
-
-    async def end_resting(self) -> bool:
-        """End the bash that waits; the next command has the state that was kept, in a new one. Return whether one waited."""
-        if self._asleep is None:
-            return False
-        async with self._keeper.alone():
-            waits = self.resting is not None
-            if waits:
-                await self._keeper.let_go()
-            return waits
 
     def go_on_as(self, state: str | None, *, seed: int | None = None) -> None:
         """Let the next command find this state (None: that of a new session), whatever there was.

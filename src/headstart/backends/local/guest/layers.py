@@ -63,6 +63,7 @@ class Errand:
         self._apart: list[int] = []
         self._beside: list[int] = []
         self._has_swapped = False
+        self._held: dict[int, list[str]] = {}
 
     def do(self, message: dict[str, Any]) -> dict[str, Any]:
         """Do what `message["do"]` says; return what to tell.
@@ -112,7 +113,7 @@ class Errand:
             except OSError as error:
                 if error.errno != errno.EBUSY:  # else somebody whom we have not seen writes
                     raise
-        names = [name_of(pid) for pid in self._running()[:_MOST_TOLD]] or ["something that comes and goes"]
+        names = [self._told(pid) for pid in self._running()[:_MOST_TOLD]] or ["something that comes and goes"]
         if not message["despite_processes"]:
             return {"outcome": "busy", "processes": names}
         with frozen(self._init, self._groups, self._apart):
@@ -322,8 +323,13 @@ class Errand:
     def _at_rest(self, resting: list[int], targets: set[str]) -> list[int]:
         if not resting:
             return []
-        members = processes.members(self._init, self._groups)
-        return [pid for pid in members if _inner_pid(pid) in resting and not holders([pid], targets)]
+        members = [pid for pid in processes.members(self._init, self._groups) if _inner_pid(pid) in resting]
+        self._held = {pid: held for pid in members if (held := holders([pid], targets))}
+        return [pid for pid in members if pid not in self._held]
+
+    def _told(self, pid: int) -> str:
+        """Return who it is, and what it holds if it is only for that that it counts."""
+        return ", ".join(self._held.get(pid, [name_of(pid)]))
 
     def _is_beside(self, pid: int) -> bool:
         return pid in self._beside or (self._tracer != 0 and processes.tracer_of(pid) == self._tracer)

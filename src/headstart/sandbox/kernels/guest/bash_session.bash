@@ -81,7 +81,7 @@ __headstart_look() {
 # begin NUMBER [PARAMETER...]: the first part of the session's state, as code. Traps follow, then `end`.
 # Which variables and functions, is in arrays; some are not there.
 __headstart_begin() {
-    local __headstart_opts=$SHELLOPTS __headstart_text
+    local __headstart_opts=$SHELLOPTS __headstart_text __headstart_at
     builtin set +eu
     builtin printf '%s +\0%s # headstart shell state 1\n' "$1" "$1"
     builtin shift
@@ -103,6 +103,13 @@ __headstart_begin() {
         fi
     fi
     builtin printf 'builtin cd -- %q || __headstart_missing=1\n' "$__headstart_folder"
+    for ((__headstart_at = ${#DIRSTACK[@]} - 1; __headstart_at > 0; __headstart_at--)); do
+        builtin printf 'builtin pushd -n -- %q >/dev/null\n' "${DIRSTACK[__headstart_at]}"
+    done
+    for __headstart_text in {S,H}{c,d,f,l,n,s,t,u,v}; do # a hard one may not be below its soft one
+        builtin printf 'builtin ulimit -%s ' "$__headstart_text"
+        builtin ulimit "-$__headstart_text"
+    done
     ((${#__headstart_variables[@]})) && builtin declare -p -- "${__headstart_variables[@]}"
     # HOSTNAME: a new bash knows it, and may be elsewhere
     [[ ${HOSTNAME-} == "$__headstart_hostname" ]] || builtin declare -p -- HOSTNAME
@@ -128,7 +135,7 @@ __headstart_end() {
     __headstart_rest=$__headstart_opts:
     while [[ -n $__headstart_rest ]]; do
         case ${__headstart_rest%%:*} in
-            emacs | errexit | histexpand | history | monitor | noexec | onecmd | verbose | vi | xtrace) ;;
+            errexit | histexpand | history | monitor | noexec | onecmd | verbose | xtrace) ;;
             *) builtin printf 'builtin set -o %s\n' "${__headstart_rest%%:*}" ;;
         esac
         __headstart_rest=${__headstart_rest#*:}
