@@ -35,6 +35,7 @@ from headstart.backends.local.guest.places import find_places
 from headstart.backends.local.lineage import FIRST_LAYER, LineageLayers
 from headstart.backends.local.sandbox import LayeredFiles, LocalSandbox, entry_command, take_back
 from headstart.backends.local.seccomp import SeccompProfile, build_filter
+from headstart.backends.local.shared_memory import SharedMemory
 from headstart.backends.local.stores import LocalStores
 from headstart.backends.local.tree import Tree
 from headstart.backends.spawner.client import SpawnerClient, open_spawner
@@ -228,7 +229,7 @@ class LocalBackend:
         identity: Identity,
         *,
         background: bool = False,
-        origin: SandboxId | None = None,
+        origin: LocalSandbox | None = None,
         goes_on: bool = False,
     ) -> LocalSandbox:
         """Start a sandbox on the layers that its lineage has noted, of which it `goes_on` with the last one or has it made."""
@@ -244,12 +245,20 @@ class LocalBackend:
         }
         lineage.mount(identity.sandbox, layers)
         try:
-            started = await self._client.start(identity.sandbox, tree.key, order, origin=origin)
+            started = await self._client.start(
+                identity.sandbox, tree.key, order, origin=None if origin is None else origin.id
+            )
         except BaseException:
             lineage.have_dropped(lineage.unmount(identity.sandbox))
             raise
         sandbox = LocalSandbox(
-            identity, started, client=self._client, groups=self._groups, files=files, fork=self._fork_layers
+            identity,
+            started,
+            client=self._client,
+            groups=self._groups,
+            files=files,
+            memory=SharedMemory(self._groups, tree.template.limits) if origin is None else origin.memory,
+            fork=self._fork_layers,
         )
         if lineage.is_closed:
             await sandbox.stop()
@@ -263,7 +272,7 @@ class LocalBackend:
         lineage.begin(identity.sandbox, layers)
         try:
             await lineage.noted()
-            return await self._start_with(parent.layered, identity, origin=parent.id)
+            return await self._start_with(parent.layered, identity, origin=parent)
         except BaseException:
             await take_back(lineage, identity.sandbox)
             raise

@@ -1,7 +1,8 @@
 """Control groups: what the service writes and reads in those of a run.
 
 A run has a group in each *place* (see `guest.places`), and its sandboxes have theirs below
-it. Whoever may not make groups at all has no places.
+it; where memory is counted, each below that of its *lineage*: a sandbox, its forks, and what
+checkpoints keep of their programs. Whoever may not make groups at all has no places.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from headstart.backends.contract import Limits
-from headstart.backends.local.guest.places import Place, offered
+from headstart.backends.local.guest.places import Place, group_folder, offered
 from headstart.backends.spawner.guest.processes import descendants, in_group, pid_namespace
 from headstart.backends.spawner.guest.runs import remove_cgroup
 
@@ -64,7 +65,40 @@ class Groups:
 
     def folders(self, group: str) -> list[str]:
         """Return the folders of a sandbox's group, in each hierarchy."""
-        return [str(Path(folder, group)) for _, folder in self._at]
+        return [str(self._folder(place, base, group)) for place, base in self._at]
+
+    @staticmethod
+    def _folder(place: Place, base: str, group: str) -> Path:
+        return Path(group_folder(base, group, nested="memory" in place.controllers))
+
+    def settings_beside(self, group: str, limits: Limits) -> list[GroupSetting]:
+        """Return what to write for a group that lies beside a sandbox's and has these limits."""
+        beside = dict(zip((base for _, base in self._at), self.folders(group), strict=True))
+        return [
+            (str(Path(beside[base]).parent), name, value)
+            for base, name, value in self.settings(limits, background=False)
+        ]
+
+    def bound_lineage(self, group: str, limits: Limits, *, sandboxes: int) -> bool:
+        """Let the lineage of a sandbox's group hold as much memory as so many may; return whether that is its bound now.
+
+        If it holds more already, that is.
+        """
+        if limits.memory_bytes is None:
+            return True
+        wanted = limits.memory_bytes * sandboxes
+        for place, base in self._at:
+            if "memory" in place.controllers:
+                at = self._folder(place, base, group).parent
+                most = max(wanted, _number(at / _used_file(place)))
+                try:
+                    for name, value in _limit_files(place, Limits(memory_bytes=most, pids=None)):
+                        if _exists(base, name):
+                            (at / name).write_text(value)
+                except OSError:
+                    return False  # it has ended, or holds more by now
+                return most == wanted
+        return True
 
     def make(self, group: str, limits: Limits, *, background: bool) -> None:
         """Make a group with these limits.
@@ -104,7 +138,7 @@ class Groups:
         for place, folder in self._at:
             for name, value in _share_files(place, background=False):
                 try:
-                    Path(folder, group, name).write_text(value)
+                    (self._folder(place, folder, group) / name).write_text(value)
                 except OSError:
                     return  # the sandbox has ended
 
@@ -112,19 +146,24 @@ class Groups:
         """Return what is charged to a group, without cache that can be dropped at once; None if not counted."""
         for place, folder in self._at:
             if "memory" in place.controllers:
-                at = Path(folder, group)
-                name = "memory.current" if place.version == 2 else "memory.usage_in_bytes"
-                stale = "inactive_file" if place.version == 2 else "total_inactive_file"
-                return max(0, _number(at / name) - _field(at / "memory.stat", stale))
+                return _charged(place, self._folder(place, folder, group))
         return None
+
+    def lineage_memory_bytes(self, group: str) -> int:
+        """Return what is charged to the lineage of a sandbox's group, likewise; 0 if not counted."""
+        for place, folder in self._at:
+            if "memory" in place.controllers:
+                return _charged(place, self._folder(place, folder, group).parent)
+        return 0
 
     def cpu_s(self, group: str) -> float | None:
         """Return the CPU time of a group, or None if not counted."""
         for place, folder in self._at:
+            at = self._folder(place, folder, group)
             if place.version == 2 and "cpu" in place.controllers:
-                return _field(Path(folder, group, "cpu.stat"), "usage_usec") / 1e6
+                return _field(at / "cpu.stat", "usage_usec") / 1e6
             if "cpuacct" in place.controllers:
-                return _number(Path(folder, group, "cpuacct.usage")) / 1e9
+                return _number(at / "cpuacct.usage") / 1e9
         return None
 
     def process_count(self, group: str) -> int | None:
@@ -133,8 +172,8 @@ class Groups:
         What is in our own PID namespace is none of it: shadows of programs, and images on their way out.
         """
         ours = pid_namespace(os.getpid())
-        for _, folder in self._at:
-            return sum(pid_namespace(pid) != ours for pid in in_group(str(Path(folder, group))))
+        for folder in self.folders(group):
+            return sum(pid_namespace(pid) != ours for pid in in_group(folder))
         return None
 
     def kills_for_memory(self, group: str) -> int:
@@ -142,7 +181,7 @@ class Groups:
         for place, folder in self._at:
             if "memory" in place.controllers:
                 name = "memory.events" if place.version == 2 else "memory.oom_control"
-                return _field(Path(folder, group, name), "oom_kill")
+                return _field(self._folder(place, folder, group) / name, "oom_kill")
         return 0
 
     def count(self, prefix: str) -> int:
@@ -176,6 +215,15 @@ def _limit_files(place: Place, limits: Limits) -> Iterable[tuple[str, str]]:
 def _exists(folder: str, name: str) -> bool:
     """A kernel that accounts for no swap (`swapaccount=0`) has no file that could limit it."""
     return name != "memory.swap.max" or Path(folder, name).exists()
+
+
+def _used_file(place: Place) -> str:
+    return "memory.current" if place.version == 2 else "memory.usage_in_bytes"
+
+
+def _charged(place: Place, at: Path) -> int:
+    stale = "inactive_file" if place.version == 2 else "total_inactive_file"
+    return max(0, _number(at / _used_file(place)) - _field(at / "memory.stat", stale))
 
 
 def _share_files(place: Place, *, background: bool) -> Iterable[tuple[str, str]]:

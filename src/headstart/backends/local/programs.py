@@ -235,6 +235,7 @@ class Programs:
         lost: Set when it is gone.
         take_number: Returns a number that no other command of it has.
         settings: Of the control groups that what is kept of them is in.
+        lineage: What that counts to.
     """
 
     def __init__(  # noqa: PLR0913 (what it stands on)
@@ -247,6 +248,7 @@ class Programs:
         lost: anyio.Event,
         take_number: Callable[[], int],
         settings: Sequence[GroupSetting],
+        lineage: str,
     ) -> None:
         self._sandbox = sandbox
         self._client = client
@@ -254,7 +256,7 @@ class Programs:
         self._gate = gate
         self._lost = lost
         self._take_number = take_number
-        self._home = {"home": f"kept-{sandbox}", "settings": settings}
+        self._home = {"home": f"kept-{sandbox}", "settings": settings, "lineage": lineage}
         self._running: set[Program] = set()
 
     @property

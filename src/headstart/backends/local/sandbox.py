@@ -29,6 +29,7 @@ from headstart.backends.local.cgroups import Groups
 from headstart.backends.local.layout import base_folders
 from headstart.backends.local.lineage import MOST_LAYERS, LineageLayers
 from headstart.backends.local.programs import Programs
+from headstart.backends.local.shared_memory import SharedMemory
 from headstart.backends.local.tree import Tree
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.client import ERRAND_S, SpawnerClient, Started
@@ -57,10 +58,11 @@ class LocalSandbox(SpawnedSandbox):
     """A set of namespaces under an init of ours.
 
     Args:
+        memory: Its lineage's.
         fork: Starts a sandbox that begins with these layers of this one's lineage.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it stands on)
         self,
         identity: Identity,
         started: Started,
@@ -68,6 +70,7 @@ class LocalSandbox(SpawnedSandbox):
         client: SpawnerClient,
         groups: Groups,
         files: LayeredFiles,
+        memory: SharedMemory,
         fork: Callable[[LocalSandbox, tuple[str, ...], Identity], Awaitable[LocalSandbox]],
     ) -> None:
         template = files.tree.template
@@ -76,6 +79,8 @@ class LocalSandbox(SpawnedSandbox):
         self._client = client
         self._groups = groups
         self._group = str(started.facts["group"])
+        self.memory = memory
+        memory.join(self._group)
         self._layered = files
         self._fork = fork
         files.tree.hold()
@@ -89,7 +94,8 @@ class LocalSandbox(SpawnedSandbox):
             gate=self._gate,
             lost=started.channel.lost,
             take_number=started.channel.take_number,
-            settings=groups.settings(_with_images(template.limits), background=False),
+            settings=groups.settings_beside(self._group, _with_images(template.limits)),
+            lineage=memory.lineage,
         )
         started.channel.ask_about_kills(self._count_kills)
 
@@ -97,12 +103,20 @@ class LocalSandbox(SpawnedSandbox):
         self._groups.raise_priority(self._group)
 
     async def usage(self) -> Usage:
-        """What the control group is charged, else PSS."""
+        """What the control group is charged, else PSS; see `SharedMemory.left_bytes`."""
         memory, cpu = self._groups.memory_bytes(self._group), self._groups.cpu_s(self._group)
         count = self._groups.process_count(self._group)
         if memory is None or cpu is None or count is None:
-            return await anyio.to_thread.run_sync(partial(tree_usage, self.pid, beside=self._programs.pids))
-        return Usage(memory_bytes=memory, cpu_s=cpu, processes=max(0, count - 1))
+            counted = await anyio.to_thread.run_sync(partial(tree_usage, self.pid, beside=self._programs.pids))
+            return replace(counted, memory_bytes=counted.memory_bytes + await self._weight_of_images())
+        return Usage(memory_bytes=memory + self.memory.left_bytes(self._group), cpu_s=cpu, processes=max(0, count - 1))
+
+    async def _weight_of_images(self) -> int:
+        """Return what images of its lineage hold, with the oldest of its sandboxes."""
+        if not self.memory.is_kept or not self.memory.is_oldest(self._group):
+            return 0
+        told = await self._client.errand(None, "", "weigh", lineage=self.memory.lineage)
+        return int(told.get("bytes", 0))
 
     async def cpu_s(self) -> float:
         """See `RunningSandbox.cpu_s`."""
@@ -135,7 +149,8 @@ class LocalSandbox(SpawnedSandbox):
     async def fork(self, at: Checkpoint, identity: Identity) -> RunningSandbox:
         """See `RunningSandbox.fork`."""
         self._gate.check()
-        return await self._fork(self, self._layers_of(at), identity)
+        with self.memory.expecting_one():
+            return await self._fork(self, self._layers_of(at), identity)
 
     async def forget(self, checkpoint: Checkpoint) -> None:
         """See `RunningSandbox.forget`."""
@@ -178,6 +193,8 @@ class LocalSandbox(SpawnedSandbox):
 
     async def _checkpoint(self, *, files_only: bool, beside: Sequence[ForkableProcess | Process]) -> Checkpoint:
         lineage = self._layered.lineage
+        self.memory.bound()
+        self.memory.is_kept = self.memory.is_kept or bool(beside)
         await self._see_to_room_for_a_layer()
         await lineage.noted()  # which layer might come on top, for whoever comes after a crash
         new, copy = lineage.nexts[self.id], lineage.new_layer()
@@ -309,7 +326,8 @@ class LocalSandbox(SpawnedSandbox):
     async def _remove(self) -> None:
         files = self._layered
         del files.lineage.members[self.id]  # who closes deletes nothing any more
-        await self._client.close(self.id, self._channel)
+        with self.memory.leaving(self._group):
+            await self._client.close(self.id, self._channel)
         files.lineage.have_dropped(files.lineage.unmount(self.id))
         if not self._keeps_files:
             await take_back(files.lineage, self.id)

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from headstart.backends.contract import Usage
-from headstart.backends.spawner.guest.processes import descendants
+from headstart.backends.spawner.guest.processes import descendants, pss_bytes
 
-__all__ = ["pss_bytes", "tree_cpu_s", "tree_usage"]
+__all__ = ["tree_cpu_s", "tree_usage"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -41,17 +41,6 @@ def tree_cpu_s(root: int, *, beside: Collection[int] = ()) -> float:
 
 def _members(root: int, beside: Collection[int]) -> list[int]:
     return [pid for top in (root, *beside) for pid in (top, *descendants(top))]
-
-
-def pss_bytes(pid: int) -> int:
-    """Return what one process holds, its share of shared pages included; 0 once it has ended."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # it has ended
-    return 0
 
 
 def _cpu_s(pid: int) -> float:

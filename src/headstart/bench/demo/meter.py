@@ -14,8 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from headstart.backends.spawner.accounting import pss_bytes
-from headstart.backends.spawner.guest.processes import descendants
+from headstart.backends.spawner.guest.processes import descendants, pss_bytes
 
 __all__ = ["TreeMeter", "command_of", "is_alive"]
 

@@ -20,10 +20,12 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from headstart.backends.local.guest import images, lockdown, private, shadows, tree, userns
 from headstart.backends.local.guest.errands import Errands
+from headstart.backends.local.guest.places import group_folder, limits_memory, offered
 from headstart.backends.local.guest.shadows import NAMESPACES
 from headstart.backends.local.guest.stores import Stores, layers_in, why_not_plain
 from headstart.backends.local.guest.tracer import ORDERS, TracerProcess
@@ -84,6 +86,9 @@ class LocalKind:
         os.mkdir(self._staging, 0o700)
         self._privileged: bool = settings["privileged"]
         self._groups = runs.make_groups(self._run, settings["cgroups"], prefix=_GROUP_PREFIX)
+        self._nested = {base for base in self._groups if limits_memory(base)}
+        for base in self._nested:
+            _count_with_what_is_below(base)
         if self._privileged:
             self._userns = userns.make(userns.map_shift(), userns.map_shift())
         else:
@@ -96,13 +101,14 @@ class LocalKind:
         self._parked: list[_Parked] = []
         self._refill_at = 0.0
         self._parked_at = 0.0
-        self._in_group: dict[int, str] = {}  # init → its group
+        self._in_group: dict[int, str] = {}  # init → its group, `<lineage>/<number>`
+        self._born_in: dict[int, str] = {}  # init of a fork → the group that it was parked in
         self._told_by: dict[int, Wire] = {}  # init → where it tells its namespaces
         self._namespaces: dict[int, list[int]] = {}  # init → descriptors of those
         self._errands = Errands()
         self._tracer = TracerProcess()
         self._stores = Stores(self._staging)
-        self._doomed: dict[int, str] = {}  # init that has ended → its group, which is to be removed
+        self._doomed: dict[int, list[str]] = {}  # init that has ended → folders of its groups, which are to be removed
         self._made_groups = 0
         self.facts: dict[str, Any] = {
             "run": self._run.path,
@@ -174,10 +180,13 @@ class LocalKind:
             descriptors.append(self._stores.mounts_of(order["store"]))
         elif origin is not None:
             descriptors.append(self._mounts_of(origin))
-        parked = self._hand_out({**known.plan, **order}, descriptors)
-        self._in_group[parked.pid] = parked.group
+        lineage = None if origin is None else self._in_group[origin].partition("/")[0]
+        parked, group = self._hand_out({**known.plan, **order}, descriptors, lineage)
+        self._in_group[parked.pid] = group
+        if group != parked.group:
+            self._born_in[parked.pid] = parked.group
         self._told_by[parked.pid] = parked.wire
-        return parked.pid, {"group": parked.group}
+        return parked.pid, {"group": group}
 
     def _namespaces_of(self, init: int) -> list[int]:
         """Return descriptors of a sandbox's `NAMESPACES`; its init told them before it was ready."""
@@ -201,7 +210,7 @@ class LocalKind:
         if init is None:
             return self._tracer.order(message, [])
         template = self._templates[message["template"]]
-        groups = [f"{base}/{self._in_group[init]}" for base in self._groups]
+        groups = self._folders(self._in_group[init])
         if message["do"] in ORDERS:
             return self._order(init, groups, template, message, descriptors)
         sandbox = {"init": init, "groups": groups, "owner": self._owner(), "tracer": self._tracer.pid}
@@ -213,7 +222,8 @@ class LocalKind:
         self, init: int, groups: list[str], template: _Template, message: dict[str, Any], descriptors: Sequence[int]
     ) -> int:
         """Have the tracer do something to a program in a sandbox."""
-        message = {**message, "init": init, "groups": groups}
+        lineages = [self._lineage_folder(base, self._in_group[init]) for base in self._nested]
+        message = {**message, "init": init, "groups": groups, "lineages": lineages}
         order = message.get("order")
         if order is None:
             return self._tracer.order(message, descriptors)
@@ -254,24 +264,36 @@ class LocalKind:
         is_cheap = now - self._parked_at < _CHEAP_FOR_S
         self._refill_at = now + (_REFILL_SOON_S if is_cheap else _REFILL_LATER_S)
 
-    def _hand_out(self, order: dict[str, Any], descriptors: list[int]) -> _Parked:
-        """Give an order to a parked process; one that has died is passed over."""
+    def _hand_out(self, order: dict[str, Any], descriptors: list[int], lineage: str | None) -> tuple[_Parked, str]:
+        """Give an order to a parked process; one that has died is passed over. Return it, and the group that it goes to."""
         for _ in range(_PARKED + 1):
             if not self._parked:
                 self._park()
             parked = self._parked.pop(0)
+            group = parked.group if lineage is None else f"{lineage}/{parked.group.rpartition('/')[2]}"
+            joins = [folder for folder in self._folders(group) if folder not in self._folders(parked.group)]
+            for folder in joins:
+                os.mkdir(folder, 0o755)
             try:
-                parked.wire.send_with(order, descriptors)
+                parked.wire.send_with({**order, "group": group, "joins": joins}, descriptors)
             except PeerGone:
                 parked.wire.close()
-                self._doomed[parked.pid] = parked.group
+                self._doomed[parked.pid] = [*joins, *self._folders(parked.group)]
                 continue
-            return parked
+            return parked, group
         raise OSError(errno.ECHILD, "processes that were parked keep dying")
+
+    def _folders(self, group: str) -> list[str]:
+        """Return the folders of a sandbox's group, in each hierarchy."""
+        return [group_folder(base, group, nested=base in self._nested) for base in self._groups]
+
+    @staticmethod
+    def _lineage_folder(base: str, group: str) -> str:
+        return f"{base}/{group.partition('/')[0]}"
 
     def _park(self) -> None:
         self._made_groups += 1
-        group = str(self._made_groups)
+        group = f"{self._made_groups}/{self._made_groups}"
         self._parked_at = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = syscalls.clone(_NAMESPACES | (syscalls.CLONE_NEWNET if self._privileged else 0))
@@ -288,14 +310,20 @@ class LocalKind:
 
     def settle(self, group: str) -> None:
         """Do for the calling parked process all that can be done before there is an order."""
-        for base in self._groups:
-            os.mkdir(f"{base}/{group}", 0o755)
-            _write(f"{base}/{group}/cgroup.procs", "0")
+        for base in self._nested:
+            lineage = self._lineage_folder(base, group)
+            os.mkdir(lineage, 0o755)
+            for controller in offered(base):
+                _write(lineage + "/cgroup.subtree_control", "+" + controller)
+        folders = self._folders(group)
+        for folder in folders:
+            os.mkdir(folder, 0o755)
+        shadows.join_alone(folders)
         if self._privileged:
             private.bring_up_loopback()
 
     def become_sandbox(
-        self, order: dict[str, Any], descriptors: list[int], told: Wire, group: str, trouble: OSError | None
+        self, order: dict[str, Any], descriptors: list[int], told: Wire, trouble: OSError | None
     ) -> NoReturn:
         """Turn the calling parked process into the init of a sandbox; it never returns.
 
@@ -304,7 +332,6 @@ class LocalKind:
             descriptors: The control socket, the template's mounts, and those of what has its layers, the store or, for
                 a fork, its origin.
             told: Gets descriptors of its `NAMESPACES`.
-            group: The name of its control groups.
             trouble: What went wrong while it was parked.
         """
         control, *mounts = descriptors
@@ -313,17 +340,18 @@ class LocalKind:
             if trouble is not None:
                 raise trouble
             init = Init(control, ends_with_namespace=True, lifeline=self._lifeline, limits=order["rlimits"])
-            self._confine(order, mounts, told, group)
+            self._confine(order, mounts, told)
             init.let_go_of_everything_else()
         except OSError as error:
             wire.send({"event": "broken", "error": f"the sandbox could not be built: {error}"})
             os._exit(70)
         init.serve()
 
-    def _confine(self, order: dict[str, Any], mounts: list[int], told: Wire, group: str) -> None:
+    def _confine(self, order: dict[str, Any], mounts: list[int], told: Wire) -> None:
         template, *origin = mounts
         for base, name, value in order["group_settings"]:
-            _write(f"{base}/{group}/{name}", value)
+            _write(f"{group_folder(base, order['group'], nested=base in self._nested)}/{name}", value)
+        shadows.join_alone(order["joins"])
         if self._groups:  # from inside of it, nsdelegate refuses to set the limits above
             syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         self._choose_network(order["network"])
@@ -362,9 +390,10 @@ class LocalKind:
             self._told_by.pop(pid).close()
         for descriptor in self._namespaces.pop(pid, []):
             os.close(descriptor)
-        group = self._in_group.pop(pid, None) or self._forget_parked(pid)
-        if group is not None:
-            self._doomed[pid] = group
+        groups = [self._in_group.pop(pid, None) or self._forget_parked(pid), self._born_in.pop(pid, None)]
+        folders = [folder for group in groups if group is not None for folder in self._folders(group)]
+        if folders:
+            self._doomed[pid] = list(dict.fromkeys(folders))
             self._remove_doomed()
 
     def _forget_parked(self, pid: int) -> str | None:
@@ -381,7 +410,7 @@ class LocalKind:
         return is_helper or any(parked.pid == pid for parked in self._parked)
 
     def count_groups(self) -> int:
-        doomed = sum(not self._has_only_images(group) for group in self._doomed.values())
+        doomed = sum(not self._tracer.is_in_one_of(folders) for folders in self._doomed.values())
         return len(self._in_group) + doomed if self._groups else 0
 
     def tend(self) -> float | None:
@@ -398,20 +427,20 @@ class LocalKind:
         return min((due for due in dues if due is not None), default=None)
 
     def is_clean(self, pid: int) -> bool:
-        return pid not in self._doomed or self._has_only_images(self._doomed[pid])
-
-    def _has_only_images(self, group: str) -> bool:
-        """Whether all that is left in a sandbox's control groups is on its way out of there."""
-        return self._tracer.is_in_one_of([f"{base}/{group}" for base in self._groups])
+        return pid not in self._doomed or self._tracer.is_in_one_of(self._doomed[pid])
 
     def _remove_doomed(self) -> None:
         """Try each once; a group stays busy for a moment after its last process has gone."""
-        self._doomed = {pid: group for pid, group in self._doomed.items() if not self._remove_group(group)}
+        self._doomed = {pid: folders for pid, folders in self._doomed.items() if not self._remove_groups(folders)}
 
-    def _remove_group(self, group: str) -> bool:
-        if self._has_only_images(group):
-            return False  # the mover takes them out of there soon
-        removed = [runs.remove_cgroup(f"{base}/{group}", patience_s=0.0) for base in self._groups]
+    def _remove_groups(self, folders: list[str]) -> bool:
+        if self._tracer.is_in_one_of(folders):
+            return False  # images, which the mover takes out of there soon
+        removed = [runs.remove_cgroup(folder, patience_s=0.0) for folder in folders]
+        for folder in folders:
+            if os.path.dirname(folder) not in self._groups:
+                with suppress(OSError):  # others of the lineage, or what is kept of them, are still in there
+                    os.rmdir(os.path.dirname(folder))
         return all(removed)
 
     def close(self) -> None:
@@ -431,7 +460,7 @@ def _be_parked(theirs: socket.socket, *, group: str, kind: LocalKind) -> NoRetur
         trouble = _settle(kind, group)
         wire = Wire(socket.socket(fileno=mine))
         order, descriptors = wire.wait()
-        kind.become_sandbox(order, descriptors, wire, group, trouble)
+        kind.become_sandbox(order, descriptors, wire, trouble)
     except PeerGone:
         pass  # the spawner has ended
     finally:
@@ -445,6 +474,16 @@ def _settle(kind: LocalKind, group: str) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def _count_with_what_is_below(group: str) -> None:
+    """Where version 1 can have it otherwise (before Linux 5.11), have a memory group's limit hold for those below it, too."""
+    try:
+        with open(group + "/memory.use_hierarchy") as setting:
+            if setting.read().strip() == "0":
+                _write(group + "/memory.use_hierarchy", "1")
+    except FileNotFoundError:
+        pass  # version 2
 
 
 def _write(path: str, text: str) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["WANTED", "Place", "find_places", "offered"]
+__all__ = ["WANTED", "Place", "find_places", "group_folder", "limits_memory", "offered"]
 
 WANTED = frozenset({"memory", "pids", "cpu", "cpuacct"})
 _SYSTEMD = "/run/systemd/system"
@@ -123,6 +123,20 @@ def _attachable(top: str, folder: str) -> Iterator[str]:
 def _handed_down(folder: str, *, managed: bool) -> frozenset[str]:
     is_root = not os.path.exists(folder + "/cgroup.type")
     return offered(folder) if managed or not is_root else WANTED & _words(folder + "/cgroup.controllers")
+
+
+def limits_memory(folder: str) -> bool:
+    """Return whether groups below `folder` limit memory."""
+    return os.path.exists(folder + "/memory.limit_in_bytes") or "memory" in offered(folder)
+
+
+def group_folder(base: str, group: str, *, nested: bool) -> str:
+    """Return the folder of a sandbox's group `<lineage>/<number>`, below the run's.
+
+    Where memory is limited, it is in its lineage's: a page is charged where it was first written to, and stays so for as long
+    as a fork or a checkpoint has it. Elsewhere it lies beside all others.
+    """
+    return f"{base}/{group}" if nested else f"{base}/{group.rpartition('/')[2]}"
 
 
 def offered(folder: str) -> frozenset[str]:

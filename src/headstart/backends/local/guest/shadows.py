@@ -32,7 +32,19 @@ from headstart.backends.spawner.guest import commands, syscalls, tracing
 from headstart.backends.spawner.guest.init import reset_signals, set_limits
 from headstart.backends.spawner.guest.tracing import Context, Tracee, patience
 
-__all__ = ["NAMESPACES", "Image", "Shadow", "are_possible", "go_home", "join", "keep", "kill", "revive", "start"]
+__all__ = [
+    "NAMESPACES",
+    "Image",
+    "Shadow",
+    "are_possible",
+    "go_home",
+    "join",
+    "join_alone",
+    "keep",
+    "kill",
+    "revive",
+    "start",
+]
 
 NAMESPACES = {
     "pid": syscalls.CLONE_NEWPID,
@@ -149,7 +161,7 @@ def _execute(
     """As a fork of ours: become a program in the sandbox's file tree, with our rights, of which it never makes use."""
     try:
         os.read(begins, 1)
-        join(os.getpid(), order["groups"])
+        join_alone(order["groups"])
         reset_signals()
         set_limits(dict(order["limits"]))
         resource.setrlimit(commands.RLIMIT_LOCKS, (order["mark"], resource.getrlimit(commands.RLIMIT_LOCKS)[1]))
@@ -303,7 +315,9 @@ def _copied(
     on_stands()
     try:
         with patience(_OBEYS_S):
-            return Image(tracee=shadow.tracee.clone(_COPIED), context=context)
+            image = Image(tracee=shadow.tracee.clone(_COPIED), context=context)
+            commands.weigh(image.tracee.pid, is_kept=True)
+            return image
     except OSError as error:
         kill(shadow.tracee.pid)  # it does not do as it is told
         return error
@@ -329,6 +343,7 @@ def revive(image: Image, order: Mapping[str, Any], namespaces: Sequence[int], de
     with patience(_OBEYS_S):
         tracee = image.tracee.clone(_COPIED)
         try:
+            commands.weigh(tracee.pid, is_kept=False)
             limits = resource.prlimit(tracee.pid, commands.RLIMIT_LOCKS)
             resource.prlimit(tracee.pid, commands.RLIMIT_LOCKS, (order["mark"], limits[1]))
             _hand_over(tracee, image.context, [*namespaces, *descriptors])
@@ -365,6 +380,18 @@ def join(pid: int, groups: Sequence[str]) -> None:
     for group in groups:
         with open(group + "/cgroup.procs", "w") as members:
             members.write(str(pid))
+
+
+def join_alone(groups: Sequence[str]) -> None:
+    """Join control groups as a process of one thread, which nobody has to wait for in version 1.
+
+    Raises:
+        OSError: One is gone.
+    """
+    for group in groups:
+        tasks = group + "/tasks"
+        with open(tasks if os.path.exists(tasks) else group + "/cgroup.procs", "w") as members:
+            members.write("0")
 
 
 def kill(pid: int) -> None:

@@ -18,6 +18,7 @@ Orders, each answered with one line of JSON through the first descriptor that co
     `kill`: kill it and what carries its mark: `{}`
     `wait`: answered when it has ended: `{"code"}` or `{"signal"}`
     `forget`: let go of an `image`: `{}`
+    `weigh`: how much memory the images of a `lineage` hold, shared pages in part: `{"bytes"}`
 """
 
 from __future__ import annotations
@@ -127,11 +128,13 @@ class _Program:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """An image, and the folders of its control groups: those of its own, and of the sandbox that it was made in."""
+    """An image, its lineage, and folders of control groups: its own, those of the sandbox that it was made in, its lineage's."""
 
     image: Image
     homes: list[str]
     origin: list[str]
+    lineages: list[str]
+    lineage: str
 
 
 class Tracer:
@@ -185,6 +188,8 @@ class Tracer:
                 case "keep":
                     self._watch(message, others)
                     _tell(told, {"outcome": "watched"})
+                case "weigh":
+                    _tell(told, {"bytes": self._weight(message["lineage"])})
                 case "wait":
                     self._wait(message["program"], told)
                 case _:
@@ -199,6 +204,10 @@ class Tracer:
                 os.close(descriptor)
         if after is not None:
             self._tidy(after, message)
+
+    def _weight(self, lineage: str) -> int:
+        images = [kept.image.tracee.pid for kept in self._images.values() if kept.lineage == lineage]
+        return sum(map(processes.pss_bytes, images))
 
     def _wait(self, program: str, told: int) -> None:
         if program in self._ended:
@@ -230,7 +239,7 @@ class Tracer:
         if message["do"] == "forget":
             kept = self._images.pop(message["image"], None)
             if kept is not None:
-                self._left[kept.image.tracee.pid] = kept.homes
+                self._left[kept.image.tracee.pid] = [*kept.homes, *kept.lineages]
                 shadows.kill(kept.image.tracee.pid)
             return
         program = self._programs[message["program"]]
@@ -268,7 +277,13 @@ class Tracer:
         match kept:
             case Image():
                 homes = [f"{os.path.dirname(group)}/{order['home']}" for group in order["groups"]]
-                self._images[order["image"]] = _Kept(image=kept, homes=homes, origin=order["groups"])
+                self._images[order["image"]] = _Kept(
+                    image=kept,
+                    homes=homes,
+                    origin=order["groups"],
+                    lineages=order["lineages"],
+                    lineage=order["lineage"],
+                )
                 _tell(told, {"outcome": "kept"})
                 if homes:
                     settings = [(f"{folder}/{order['home']}", name, value) for folder, name, value in order["settings"]]

@@ -20,6 +20,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from headstart.backends.spawner.guest import processes, syscalls
@@ -34,14 +35,16 @@ __all__ = [
     "out_of_the_way",
     "start_by_fork",
     "start_marked",
+    "weigh",
 ]
 
 RLIMIT_LOCKS = 10
 """What carries the mark of a tree."""
 
 _PATIENCE_S = 1.0
-_MORE_WILLINGLY = 300
-_MOST_WILLINGLY = 1000
+_LEAST_WILLINGLY, _MOST_WILLINGLY = -1000, 1000
+_MORE_WILLINGLY = 1000
+"""By as much as a control group may hold: then no size makes up for it."""
 
 
 class SparedInit:
@@ -72,6 +75,21 @@ class SparedInit:
     def _set(self, score: int) -> None:
         if self._score >= 0:
             os.pwrite(self._score, b"%d" % score, 0)
+
+
+def weigh(pid: int, *, is_kept: bool) -> None:
+    """Have the kernel kill a process as it does a command when memory is used up; or, if it is kept for later, nobody later than it.
+
+    It need not be ours; nothing happens if we may not. Our own score is a process's usual one.
+    """
+    with open("/proc/self/oom_score_adj") as own:
+        usual = int(own.read())
+    scores = (_LEAST_WILLINGLY, usual) if is_kept else (min(usual + _MORE_WILLINGLY, _MOST_WILLINGLY),)
+    for score in scores:
+        with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as told:
+            told.write(str(score))
+            told.flush()
+            return
 
 
 def start_marked(message: dict[str, Any], descriptors: list[int], init: SparedInit) -> int:

@@ -19,6 +19,7 @@ __all__ = [
     "members",
     "pause",
     "pid_namespace",
+    "pss_bytes",
     "reap",
     "tracer_of",
 ]
@@ -119,6 +120,15 @@ def pid_namespace(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:
         return ""
+
+
+def pss_bytes(pid: int) -> int:
+    """Return what one process holds, its share of shared pages included; 0 once it has ended."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as rollup:
+            return int(rollup.read().partition(b"\nPss:")[2].split(None, 1)[0]) * 1024
+    except (OSError, IndexError):
+        return 0  # it has ended
 
 
 def tracer_of(pid: int) -> int:
