@@ -9,7 +9,15 @@ import sys
 
 import pytest
 
-__all__ = ["as_root_of_namespaces", "may_make_namespaces", "where_files_outlive", "where_processes_may_be_traced"]
+from headstart.backends.local.guest.places import find_places
+
+__all__ = [
+    "as_root_of_namespaces",
+    "may_make_namespaces",
+    "where_files_outlive",
+    "where_memory_is_limited",
+    "where_processes_may_be_traced",
+]
 
 
 @functools.cache
@@ -35,3 +43,7 @@ where_processes_may_be_traced = pytest.mark.skipif(not may_trace(), reason="nobo
 
 where_files_outlive = pytest.mark.usefixtures("outliving_files")
 """For tests of what sandboxes keep when a service ends: an ordinary user cannot on every file system."""
+
+where_memory_is_limited = pytest.mark.skipif(
+    not any("memory" in place.controllers for place in find_places()), reason="nobody may limit memory here"
+)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.running import wait_until
-from tests.machine import may_make_namespaces
+from tests.machine import may_make_namespaces, where_memory_is_limited
 
 from headstart.backends.spawner.guest.processes import descendants, is_alive
 
@@ -50,6 +50,13 @@ def test_a_command_says_and_ends_as_it_does_outside(
     words: Sequence[str], told: tuple[int, str, str], tmp_path: Path
 ) -> None:
     assert run(tmp_path, *words) == told
+
+
+@where_memory_is_limited
+def test_a_command_that_is_killed_for_memory_says_so_and_what_gives_it_more(tmp_path: Path) -> None:
+    words = ("run", "--memory", "60", "--", "tail", "/dev/zero")
+    told = "out of memory: it was killed at the limit of its sandbox (it may use 60 MB; --memory gives it more)\n"
+    assert run(tmp_path, *words) == (137, "", told)
 
 
 def test_it_is_given_what_we_are_given_and_is_not_waited_for_beyond_its_end(tmp_path: Path) -> None:

@@ -231,6 +231,10 @@ class PlainSandbox:
     async def cpu_s(self) -> float:
         return 0.1
 
+    @property
+    def memory_kills(self) -> int:
+        return 0
+
     async def aclose(self) -> None:
         if self.control is not None:
             self.control.close()

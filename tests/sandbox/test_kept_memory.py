@@ -6,18 +6,14 @@ from collections.abc import AsyncGenerator
 
 import anyio
 import pytest
-from tests.machine import where_processes_may_be_traced
+from tests.machine import where_memory_is_limited, where_processes_may_be_traced
 
 import headstart
-from headstart.backends.local.guest.places import find_places
 from headstart.errors import BackendUnavailable
 
 pytestmark = [pytest.mark.anyio, where_processes_may_be_traced]
 
 MB = 1_000_000
-where_memory_is_limited = pytest.mark.skipif(
-    not any("memory" in place.controllers for place in find_places()), reason="nobody may limit memory here"
-)
 
 
 @pytest.fixture

@@ -137,6 +137,10 @@ class MutantSandbox:
     async def cpu_s(self) -> float:
         return await self.inner.cpu_s()
 
+    @property
+    def memory_kills(self) -> int:
+        return self.inner.memory_kills
+
     async def checkpoint(
         self, *, files_only: bool = False, beside: Sequence[ForkableProcess | Process] = ()
     ) -> Checkpoint:

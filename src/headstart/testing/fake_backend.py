@@ -468,6 +468,10 @@ class FakeSandbox:
     async def cpu_s(self) -> float:
         return (await self.usage()).cpu_s
 
+    @property
+    def memory_kills(self) -> int:
+        return 0
+
     async def wait_lost(self) -> None:
         await self._lost.wait()
 

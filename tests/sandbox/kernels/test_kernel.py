@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.machine import where_memory_is_limited, where_processes_may_be_traced
 
 import headstart
 from headstart.errors import BackendError, ConfigError
@@ -346,10 +347,49 @@ async def test_a_kernel_needs_its_python_and_its_sandbox(box: headstart.Sandbox)
         await box.run_code("1")
 
 
-async def test_a_kernel_whose_memory_is_used_up_is_told_so(bare_box: headstart.Sandbox) -> None:
+async def test_more_memory_than_a_machine_can_have_is_an_error_of_the_cell(bare_box: headstart.Sandbox) -> None:
     done = await run(bare_box, "x = bytearray(10**15)")
     assert done.error is not None
     assert (done.error.type, done.lost) == ("MemoryError", False)
+
+
+@where_memory_is_limited
+@where_processes_may_be_traced
+async def test_a_kernel_that_was_killed_for_memory_is_told_so_and_apart_from_other_kills(tmp_path: Path) -> None:
+    async with (
+        headstart.Sandboxes.open(state_dir=tmp_path / "state") as boxes,
+        boxes.create(headstart.SandboxOptions(memory_mb=100)) as box,
+    ):
+        for is_restored in (False, True):
+            await run(box, "import os; n = 1")
+            if is_restored:
+                kept = await box.checkpoint()
+                await box.rollback(kept)
+            done = await run(box, "x = b'a' * n * 900_000_000")
+            assert done.error is not None
+            assert done.lost
+            assert "killed because the sandbox had used up its memory" in done.error.message, is_restored
+            killed = await run(box, "import os; os.kill(os.getpid(), 9)")
+            assert killed.error is not None
+            assert "killed by signal 9" in killed.error.message
+
+
+@where_memory_is_limited
+async def test_a_bash_session_tells_that_memory_was_used_up(tmp_path: Path) -> None:
+    async with (
+        headstart.Sandboxes.open(state_dir=tmp_path / "state") as boxes,
+        boxes.create(headstart.SandboxOptions(memory_mb=100)) as box,
+    ):
+        below = await box.run_in_shell("tail /dev/zero")
+        assert (below.exit_code, below.out_of_memory, below.lost) == (137, True, None)
+        killed = await box.run_in_shell("bash -c 'kill -9 $$'")
+        assert (killed.exit_code, killed.out_of_memory) == (137, False)
+        itself = await box.run_in_shell("exec tail /dev/zero")
+        assert (itself.exit_code, itself.out_of_memory) == (137, True)
+        assert "killed because the sandbox had used up its memory" in (itself.lost or "")
+        await box.run_code("import os")
+        killed = await box.run_code("os.kill(os.getpid(), 9)")
+        assert "killed by signal 9" in (killed.error.message if killed.error else "")
 
 
 @pytest.mark.parametrize("answer", ["b'%d nonsense\\0'", "b'%d {\"text\": 3}\\0'", "b'%d []\\0'", "b'\\0%d {}\\0'"])

@@ -223,6 +223,11 @@ class RunningSandbox(Protocol):
         """Return the `cpu_s` of its usage alone; cheap enough to ask many times a second."""
         ...
 
+    @property
+    def memory_kills(self) -> int:
+        """How often something in it was killed because its memory was used up; 0 where nobody counts that."""
+        ...
+
     async def wait_lost(self) -> None:
         """Return when the sandbox is gone, whoever ended it."""
         ...

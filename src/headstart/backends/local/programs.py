@@ -17,6 +17,7 @@ from anyio import EndOfStream
 
 from headstart.backends.contract import ByteStreams, Command, ExitStatus, ForkableProcess, Process, ProcessImage
 from headstart.backends.local.cgroups import GroupSetting
+from headstart.backends.spawner.channel import Channel
 from headstart.backends.spawner.client import SpawnerClient
 from headstart.backends.spawner.gate import Gate
 from headstart.backends.spawner.streams import PipeReceiveStream, PipeSendStream, StdioPipes
@@ -130,7 +131,7 @@ class _Streams:
 class Program:
     """Implements `ForkableProcess`; made by `Programs`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it stands on)
         self,
         name: str,
         pid: int,
@@ -139,6 +140,7 @@ class Program:
         client: SpawnerClient,
         errand: Errand,
         home: Mapping[str, Any],
+        channel: Channel,
     ) -> None:
         self.name = name
         self.pid = pid
@@ -146,6 +148,8 @@ class Program:
         self._streams = _Streams(program=self, stdin=pipes.stdin, stdout=pipes.stdout, stderr=pipes.stderr)
         self._client = client
         self._errand = errand
+        self._channel = channel
+        self._kills_before = channel.count_kills()
         self._images = 0
         self._ended = anyio.Event()
         self._status: ExitStatus | None = None
@@ -171,9 +175,18 @@ class Program:
             with suppress(BackendError):  # nobody can tell any more
                 told = await self._errand("wait", program=self.name, within_s=None)
                 if "outcome" not in told:
-                    self._status = ExitStatus(code=told.get("code"), signal=told.get("signal"))
+                    self._status = self._status_in(told)
             waiting.cancel_scope.cancel()
         self._ended.set()
+
+    def _status_in(self, told: Mapping[str, Any]) -> ExitStatus:
+        number = told.get("signal")
+        ran_out = number == signal.SIGKILL and self._channel.count_kills() > max(
+            self._kills_before, self._channel.kills_told
+        )
+        if ran_out:
+            self._channel.note_kills_told()
+        return ExitStatus(code=told.get("code"), signal=number, out_of_memory=ran_out)
 
     async def wait(self) -> ExitStatus:
         await self._ended.wait()
@@ -232,8 +245,7 @@ class Programs:
 
     Args:
         sandbox: Its name, which begins theirs.
-        lost: Set when it is gone.
-        take_number: Returns a number that no other command of it has.
+        channel: Its own.
         settings: Of the control groups that what is kept of them is in.
         lineage: What that counts to.
     """
@@ -245,8 +257,7 @@ class Programs:
         client: SpawnerClient,
         errand: Errand,
         gate: Gate,
-        lost: anyio.Event,
-        take_number: Callable[[], int],
+        channel: Channel,
         settings: Sequence[GroupSetting],
         lineage: str,
     ) -> None:
@@ -254,8 +265,7 @@ class Programs:
         self._client = client
         self._errand = errand
         self._gate = gate
-        self._lost = lost
-        self._take_number = take_number
+        self._channel = channel
         self._home = {"home": f"kept-{sandbox}", "settings": settings, "lineage": lineage}
         self._running: set[Program] = set()
 
@@ -292,7 +302,7 @@ class Programs:
         self, do: str, order: dict[str, Any], descriptors: Sequence[int], **details: Any
     ) -> AsyncGenerator[Program]:
         pipes = StdioPipes.open()
-        number = self._take_number()
+        number = self._channel.take_number()
         name = f"{self._sandbox}.{number}"
         try:
             try:
@@ -310,19 +320,27 @@ class Programs:
                 pipes.hand_over()
             if "pid" not in told:  # an outcome
                 raise _NotBegunError("what keeps programs has let go of it, or was killed")
-            program = Program(name, told["pid"], pipes, client=self._client, errand=self._errand, home=self._home)
+            program = Program(
+                name,
+                told["pid"],
+                pipes,
+                client=self._client,
+                errand=self._errand,
+                home=self._home,
+                channel=self._channel,
+            )
             self._running.add(program)
             self._client.start_soon(lambda: self._look_after(program))
             try:
                 yield program
             finally:
-                if not program.has_ended and not self._lost.is_set():
+                if not program.has_ended and not self._channel.lost.is_set():
                     await program.kill()
         finally:
             pipes.close()
 
     async def _look_after(self, program: Program) -> None:
-        await program.see_it_end(self._lost)
+        await program.see_it_end(self._channel.lost)
         self._running.discard(program)
 
 

@@ -92,8 +92,7 @@ class LocalSandbox(SpawnedSandbox):
             client=client,
             errand=self._errand,
             gate=self._gate,
-            lost=started.channel.lost,
-            take_number=started.channel.take_number,
+            channel=started.channel,
             settings=groups.settings_beside(self._group, _with_images(template.limits)),
             lineage=memory.lineage,
         )

@@ -147,7 +147,10 @@ class Channel:
         self._link = link
         self._spawner = spawner
         self._init: HeldProcess | None = None
-        self._count_kills: Callable[[], int] = lambda: 0
+        self.count_kills: Callable[[], int] = lambda: 0
+        """Returns how often something was killed for memory; see `ask_about_kills`."""
+        self.kills_told = 0
+        """How many of these the end of a command has told of."""
         self._kills_known = 0
         self._executions: dict[int, Execution] = {}
         self._questions: dict[int, Question] = {}
@@ -198,7 +201,7 @@ class Channel:
 
     def ask_about_kills(self, count: Callable[[], int]) -> None:
         """From now on, ask this how often the kernel has killed in the sandbox because its memory was used up."""
-        self._count_kills = count
+        self.count_kills = count
 
     async def wait_ready(self) -> None:
         """Return once the sandbox can run commands.
@@ -338,7 +341,7 @@ class Channel:
     def _expect(self, number: int) -> tuple[int, Execution]:
         if self.lost.is_set():
             raise BackendError(self._why_lost)
-        self._kills_known = self._count_kills()
+        self._kills_known = self.count_kills()
         execution = Execution(self, number, kills_before=self._kills_known)
         self._executions[number] = execution
         return number, execution
@@ -373,7 +376,7 @@ class Channel:
                 execution = self._known(number)
                 status = self._status_in(message, execution.kills_before)
                 if status.out_of_memory:
-                    self._kills_known = self._count_kills()
+                    self.note_kills_told()
                 execution.note_ended(status)
                 del self._executions[number]
             case {"event": "answer", "id": int() as number} if number in self._questions:
@@ -389,6 +392,10 @@ class Channel:
         if self._init is None:
             raise Nonsense("whoever speaks for it is gone, or was not started by us")
 
+    def note_kills_told(self) -> None:
+        """Note that who was killed for memory so far was told of it."""
+        self._kills_known = self.kills_told = self.count_kills()
+
     def _known(self, number: int) -> Execution:
         try:
             return self._executions[number]
@@ -398,15 +405,15 @@ class Channel:
     def _status_in(self, message: dict[str, Any], kills_before: int) -> ExitStatus:
         match message:
             case {"code": int() as code}:  # a shell tells so that what it ran was killed
-                return ExitStatus(code=code, out_of_memory=code == _KILLED_BELOW and self._count_kills() > kills_before)
+                return ExitStatus(code=code, out_of_memory=code == _KILLED_BELOW and self.count_kills() > kills_before)
             case {"signal": int() as number}:
-                ran_out = number == signal.SIGKILL and self._count_kills() > kills_before
+                ran_out = number == signal.SIGKILL and self.count_kills() > kills_before
                 return ExitStatus(signal=number, out_of_memory=ran_out)
             case _:
                 raise Nonsense("its init told of an end that is none")
 
     def _lose(self) -> None:
-        if self._count_kills() > self._kills_known:  # since its last command began, and none was told of it
+        if self.count_kills() > self._kills_known:  # since its last command began, and none was told of it
             self._why_lost += ", and its memory had been used up: give it more"
         self.lost.set()
         self._ready.set()

@@ -338,6 +338,11 @@ class SpawnedSandbox:
     def _no_layers(self) -> BackendError:
         return BackendError(f"{self.id} has no layers, so its files cannot be kept", hint='use the backend "local"')
 
+    @property
+    def memory_kills(self) -> int:
+        """See `RunningSandbox.memory_kills`."""
+        return self._channel.count_kills()
+
     async def wait_lost(self) -> None:
         """Return when the sandbox is gone, whoever ended it."""
         await self._channel.lost.wait()

@@ -24,7 +24,7 @@ from headstart.cli.sandbox.options import (
 )
 from headstart.cli.settings import StateOption
 from headstart.cli.state import state_dir as state_dir_of
-from headstart.cli.terminal import print_error
+from headstart.cli.terminal import print_error, say
 from headstart.errors import CommandTimedOut, ConfigError, HeadstartError
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ async def _run_in_new(
     from headstart.sandbox import Sandboxes
 
     async with Sandboxes.open(state_dir=state) as boxes, boxes.create(options) as box:
-        return await _run(box, command, cwd=cwd, env={}, timeout_s=timeout_s)
+        more = f"it may use {options.memory_mb:,} MB; --memory gives it more"
+        return await _run(box, command, cwd=cwd, env={}, timeout_s=timeout_s, more_memory=more)
 
 
 async def _run_in_living(
@@ -128,7 +129,9 @@ async def _run_in_living(
     from headstart.sandbox import connect
 
     async with connect(state_dir) as service:
-        return await _run(await service.get(sandbox), command, cwd=cwd, env=env, timeout_s=timeout_s)
+        more = "headstart sandbox create --memory gives one more; branches and checkpoints that are dropped make room"
+        box = await service.get(sandbox)
+        return await _run(box, command, cwd=cwd, env=env, timeout_s=timeout_s, more_memory=more)
 
 
 async def _run(
@@ -138,6 +141,7 @@ async def _run(
     cwd: str | None,
     env: Mapping[str, str],
     timeout_s: float | None,
+    more_memory: str,
 ) -> int:
     done = await box.run(
         command[0] if len(command) == 1 else command,
@@ -147,6 +151,8 @@ async def _run(
         timeout_s=timeout_s,
         on_output=_pass_on,
     )
+    if done.out_of_memory:
+        say(f"out of memory: it was killed at the limit of its sandbox ({more_memory})")
     return done.exit_code
 
 

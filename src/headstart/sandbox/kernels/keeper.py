@@ -30,12 +30,14 @@ class Outcome(Generic[_Answer]):
         answer: What its record says; None if the interpreter is lost.
         trouble: Why it is lost, for people; "" if it is not.
         restarted: The interpreter was a new one, in the place of another that was lost.
+        memory_kills: How often something was killed meanwhile because the sandbox's memory was used up.
     """
 
     answer: _Answer | None
     turn: Turn
     trouble: str
     restarted: bool
+    memory_kills: int
 
 
 class Keeper:
@@ -96,6 +98,7 @@ class Keeper:
         async with self._changing() as running:
             try:
                 interpreter = await self._ready(running, afresh=afresh)
+                kills_before = running.memory_kills
                 self._number += 1
                 turn = await interpreter.turn(self._number, request(self._number), timeout_s=timeout_s, sinks=sinks)
             finally:
@@ -107,7 +110,8 @@ class Keeper:
                 await self._drop()
                 trouble = trouble or "it answered with what means nothing, and was killed"
             self._was_lost = answer is None
-            return Outcome(answer=answer, turn=turn, trouble=trouble, restarted=restarted)
+            kills = running.memory_kills - kills_before
+            return Outcome(answer=answer, turn=turn, trouble=trouble, restarted=restarted, memory_kills=kills)
 
     async def keep(
         self,

@@ -66,6 +66,7 @@ class ShellResult:
         lost: Why bash ended (`exit`, a crash), and its state with it; None if it did not. The next command gets a
             new one.
         restarted: This session was new: folder, variables and functions of the commands before are gone.
+        out_of_memory: It, or what it ran last, was killed (137) because the sandbox's memory was used up.
     """
 
     exit_code: int
@@ -76,6 +77,7 @@ class ShellResult:
     timed_out: bool = False
     lost: str | None = None
     restarted: bool = False
+    out_of_memory: bool = False
 
     @property
     def ok(self) -> bool:

@@ -11,6 +11,7 @@ the report, which is always reached, unless bash itself has ended.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,8 +114,9 @@ class Shell:
             afresh=afresh,
         )
         report = done.answer
+        exit_code = int(report[1]) if report else _code_of(done.turn)
         return ShellResult(
-            exit_code=int(report[1]) if report else _code_of(done.turn),
+            exit_code=exit_code,
             cwd=report[2].decode(errors="replace") if report else None,
             stdout=taken.stdout,
             stderr=taken.stderr,
@@ -122,6 +124,7 @@ class Shell:
             timed_out=done.turn.timed_out,
             lost=None if report else f"the bash session is gone, and its state with it: {done.trouble}",
             restarted=done.restarted,
+            out_of_memory=exit_code == _SIGNALLED + signal.SIGKILL and done.memory_kills > 0,
         )
 
     async def capture(self) -> str:
@@ -292,5 +295,5 @@ def _as_word(text: bytes) -> bytes:
 def _code_of(turn: Turn) -> int:
     """Return how bash ended, as a shell tells it."""
     if turn.status is None:
-        return _SIGNALLED + 9
+        return _SIGNALLED + signal.SIGKILL
     return turn.status.code if turn.status.code is not None else _SIGNALLED + (turn.status.signal or 0)

@@ -10,6 +10,7 @@ from headstart.sandbox.tools.shown import Shown
 __all__ = ["bash", "python"]
 
 _RESTARTED = "[this is a new session: what those before had set is gone]"
+_OUT_OF_MEMORY = "[it was killed because the sandbox had used up its memory]"
 _DROPPED = "[some of what it said was dropped, because it came too fast]"
 
 
@@ -20,6 +21,8 @@ async def bash(session: SessionSandbox, asked: Bash) -> str:
         done = await box.run_in_shell(asked.command, timeout_s=asked.timeout_s, on_output=shown.take)
     for note in _notes(done, asked.timeout_s, "bash session"):
         shown.add_line(note)
+    if done.out_of_memory and done.lost is None:
+        shown.add_line(_OUT_OF_MEMORY)
     if done.lost is None:
         shown.add_line(f"[exit code {done.exit_code}, in {done.cwd}]")
     else:

@@ -236,7 +236,8 @@ class LocalKind:
             "own": ids,
             "outside": self._owner(),
         }
-        complete = {**message, "order": {**order, **confined, "groups": groups}}
+        counted_in = [group for group in groups if os.path.dirname(group) not in self._groups]
+        complete = {**message, "order": {**order, **confined, "groups": groups, "counted_in": counted_in}}
         return self._tracer.order(complete, [*self._namespaces_of(init), *descriptors])
 
     def begin_store_errand(self, message: dict[str, Any]) -> int:

@@ -71,6 +71,8 @@ _OBEYS_S = 2.0
 """Others wait meanwhile."""
 _BELOW_STACK = 512
 _LARGEST_DESCRIPTOR = 0x7FFFFFFF
+_FROM_FOLDER = -100
+"""`AT_FDCWD`."""
 _NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0) + b"\0" * 24
 _MESSAGE = struct.Struct("@PIxxxxPQPQi4x")
 _VECTOR = struct.Struct("@PQ")
@@ -333,9 +335,9 @@ def _threads(pid: int) -> list[str]:
 
 
 def revive(image: Image, order: Mapping[str, Any], namespaces: Sequence[int], descriptors: Sequence[int]) -> Shadow:
-    """Let a copy of an image go on in a sandbox; the image stays. Arguments as for `start`, but it begins in its groups.
+    """Let a copy of an image go on in a sandbox; the image stays. Arguments as for `start`.
 
-    Its descriptors are `_REVIVED_FROM` higher than the program had them; it has no others.
+    It begins in the control groups that the image is in, but in its sandbox's where memory is counted (`order["counted_in"]`). Its descriptors are `_REVIVED_FROM` higher than the program had them; it has no others.
 
     Raises:
         OSError: It cannot.
@@ -346,11 +348,23 @@ def revive(image: Image, order: Mapping[str, Any], namespaces: Sequence[int], de
             commands.weigh(tracee.pid, is_kept=False)
             limits = resource.prlimit(tracee.pid, commands.RLIMIT_LOCKS)
             resource.prlimit(tracee.pid, commands.RLIMIT_LOCKS, (order["mark"], limits[1]))
+            _have_join(tracee, image.context, order["counted_in"])
             _hand_over(tracee, image.context, [*namespaces, *descriptors])
             return _born(tracee, image.context, order, dict(enumerate(_foreign(namespaces), _HANDED_FROM)))
         except BaseException:
             kill(tracee.pid)
             raise
+
+
+def _have_join(tracee: Tracee, context: Context, groups: Sequence[str]) -> None:
+    """Have a process join control groups itself: nobody has to wait for that in version 1; see `join_alone`."""
+    space = _Space(tracee, context)
+    itself = space.put(b"0")
+    for group in groups:
+        path = space.put(os.fsencode(_list_of_members(group)) + b"\0")
+        members = tracee.call("openat", _FROM_FOLDER, path, os.O_WRONLY)
+        tracee.call("write", members, itself, 1)
+        tracee.call("close_range", members, members, 0)
 
 
 def _hand_over(tracee: Tracee, context: Context, descriptors: Sequence[int]) -> None:
@@ -389,9 +403,13 @@ def join_alone(groups: Sequence[str]) -> None:
         OSError: One is gone.
     """
     for group in groups:
-        tasks = group + "/tasks"
-        with open(tasks if os.path.exists(tasks) else group + "/cgroup.procs", "w") as members:
+        with open(_list_of_members(group), "w") as members:
             members.write("0")
+
+
+def _list_of_members(group: str) -> str:
+    tasks = group + "/tasks"
+    return tasks if os.path.exists(tasks) else group + "/cgroup.procs"
 
 
 def kill(pid: int) -> None:

@@ -230,10 +230,13 @@ class Tracer:
             shadows.go_home(shadow)
         except OSError:
             shadows.kill(shadow.tracee.pid)  # its program cannot be kept, and that will be told
-        if message["do"] == "revive" and message["order"]["groups"]:
-            kept = self._images[message["image"]]
-            born_in = [*kept.homes[:1], *kept.origin[:1]]
-            self._mover.move_out(shadow.tracee.pid, shadow.program, born_in, message["order"]["groups"])
+        if message["do"] == "revive":
+            kept, order = self._images[message["image"]], message["order"]
+            left = [number for number, group in enumerate(order["groups"]) if group not in order["counted_in"]]
+            if left:
+                born_in = [kept.homes[left[0]], kept.origin[left[0]]]
+                groups = [order["groups"][number] for number in left]
+                self._mover.move_out(shadow.tracee.pid, shadow.program, born_in, groups)
 
     def _obey(self, message: dict[str, Any]) -> None:
         if message["do"] == "forget":
