@@ -157,6 +157,15 @@ async def test_hooks_around_forks_run_once_on_each_side(box: headstart.Sandbox) 
     assert await tell(box, "seen") == "['b', 'c']"
 
 
+async def test_a_sandbox_can_be_forked_again_while_a_branch_has_just_begun(box: headstart.Sandbox) -> None:
+    await tell(box, "x = 1")
+    for _ in range(5):
+        async with await box.fork() as branch:
+            await tell(branch, "import subprocess; child = subprocess.Popen(['sleep', '100']); x")
+            async with await box.fork() as other:
+                assert await tell(other, "x") == "1"
+
+
 async def test_a_kernel_that_goes_on_can_be_interrupted_paused_and_ended(box: headstart.Sandbox) -> None:
     await tell(box, "x = 1")
     kept = await box.checkpoint()

@@ -317,8 +317,9 @@ class Errand:
         """List what runs beside its init, as far as we can see who is whose child; a control group forgets nobody."""
         if any(_is_alone(group) for group in self._groups):
             return []
+        inside = processes.pid_namespace(self._init)
         members = processes.members(self._init, self._groups, self._apart)
-        return [pid for pid in members if processes.is_alive(pid) and not self._is_beside(pid)]
+        return [pid for pid in members if processes.is_alive(pid) and not self._is_beside(pid, inside)]
 
     def _at_rest(self, resting: list[int], targets: set[str]) -> list[int]:
         if not resting:
@@ -331,8 +332,10 @@ class Errand:
         """Return who it is, and what it holds if it is only for that that it counts."""
         return ", ".join(self._held.get(pid, [name_of(pid)]))
 
-    def _is_beside(self, pid: int) -> bool:
-        return pid in self._beside or (self._tracer != 0 and processes.tracer_of(pid) == self._tracer)
+    def _is_beside(self, pid: int, inside: str) -> bool:
+        """Whether it is kept apart; or goes on in another sandbox, and is in this one's control groups for a moment more."""
+        is_kept = pid in self._beside or (self._tracer != 0 and processes.tracer_of(pid) == self._tracer)
+        return is_kept or processes.pid_namespace(pid) != inside
 
     @staticmethod
     def _targets(plan: dict[str, Any]) -> set[str]:
