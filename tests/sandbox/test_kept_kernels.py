@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 
 import anyio
@@ -164,6 +165,35 @@ async def test_a_sandbox_can_be_forked_again_while_a_branch_has_just_begun(box: 
             await tell(branch, "import subprocess; child = subprocess.Popen(['sleep', '100']); x")
             async with await box.fork() as other:
                 assert await tell(other, "x") == "1"
+
+
+STANDS = """
+import subprocess, threading, time
+longest, stood_at = 0, 0
+def run():
+    global longest, stood_at
+    last = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if now - last > longest:
+            longest, stood_at = now - last, last
+        last = now
+threading.Thread(target=run, daemon=True).start()
+child = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+"""
+
+
+async def test_a_branch_that_is_paused_when_it_has_just_begun_stands_still(box: headstart.Sandbox) -> None:
+    await tell(box, "import subprocess, threading, time")
+    for _ in range(3):
+        async with await box.fork() as branch:
+            await tell(branch, STANDS)
+            await branch.pause()
+            paused_at = time.monotonic()
+            assert (await branch.usage()).processes == 2
+            await anyio.sleep(0.3)
+            await branch.resume()
+            assert float(await tell(branch, "stood_at")) <= paused_at
 
 
 async def test_a_kernel_that_goes_on_can_be_interrupted_paused_and_ended(box: headstart.Sandbox) -> None:

@@ -8,7 +8,7 @@ checkpoints keep of their programs. Whoever may not make groups at all has no pl
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +127,30 @@ class Groups:
             if not members:
                 return
             moved |= members
+
+    def gather(self, group: str, init: int, programs: Sequence[int]) -> None:
+        """Move what has begun in a sandbox and is not in all of its groups yet (see `guest.moving`) there; bounded.
+
+        Args:
+            group: The sandbox's.
+            init: Its init's pid.
+            programs: Pids of what is no child of anybody in it.
+        """
+        folders, inside = self.folders(group), pid_namespace(init)
+        for _ in range(_ROUNDS):
+            listed = {folder: set(in_group(folder)) for folder in folders}
+            trees = {pid for program in programs for pid in (program, *descendants(program))}
+            members = {pid for pid in trees.union(*listed.values()) if pid_namespace(pid) == inside}
+            left = [(folder, pid) for folder in folders for pid in members - listed[folder]]
+            if not inside or not left:
+                return
+            for folder, pid in left:
+                with suppress(OSError):  # it, or the sandbox, has ended
+                    Path(folder, "cgroup.procs").write_text(str(pid))
+
+    def have(self, group: str, programs: Sequence[int]) -> bool:
+        """Whether programs are in all of a sandbox's groups."""
+        return not programs or all(set(programs) <= set(in_group(folder)) for folder in self.folders(group))
 
     def remove(self, group: str) -> None:
         """Remove a group, killing what is in it; may take a moment."""

@@ -103,6 +103,7 @@ class LocalSandbox(SpawnedSandbox):
 
     async def usage(self) -> Usage:
         """What the control group is charged, else PSS; see `SharedMemory.left_bytes`."""
+        await self._gather()
         memory, cpu = self._groups.memory_bytes(self._group), self._groups.cpu_s(self._group)
         count = self._groups.process_count(self._group)
         if memory is None or cpu is None or count is None:
@@ -116,6 +117,16 @@ class LocalSandbox(SpawnedSandbox):
             return 0
         told = await self._client.errand(None, "", "weigh", lineage=self.memory.lineage)
         return int(told.get("bytes", 0))
+
+    async def _gather(self) -> None:
+        """See to it that the programs that go on here are in its control groups."""
+        programs = self._programs.pids
+        if not self._groups.have(self._group, programs):
+            await anyio.to_thread.run_sync(self._groups.gather, self._group, self.pid, programs)
+
+    async def _pause(self) -> None:
+        await self._gather()
+        await super()._pause()
 
     async def cpu_s(self) -> float:
         """See `RunningSandbox.cpu_s`."""
