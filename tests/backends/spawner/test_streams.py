@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator
 
 import anyio
@@ -126,3 +127,14 @@ async def test_a_full_pipe_takes_what_fits_and_a_broken_one_says_so() -> None:
     stream.close()
     with pytest.raises(anyio.ClosedResourceError):
         stream.send_nowait(b"more")
+
+
+async def test_a_pipe_can_be_closed_where_no_event_loop_is_any_more() -> None:
+    ours, theirs = os.pipe()
+    stream = PipeReceiveStream(ours)
+    thread = threading.Thread(target=stream.close)
+    thread.start()
+    thread.join(5)
+    with pytest.raises(BrokenPipeError):
+        os.write(theirs, b"x")
+    os.close(theirs)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
-from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
+from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream, NoEventLoopError
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 __all__ = ["PipeReceiveStream", "PipeSendStream", "StdioPipes"]
@@ -32,7 +33,8 @@ class _Pipe:
         """Close at once; idempotent. Whoever waits on it gets `ClosedResourceError`."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            anyio.notify_closing(descriptor)
+            with suppress(NoEventLoopError):  # it has ended, and who waited with it
+                anyio.notify_closing(descriptor)
             os.close(descriptor)
 
     async def aclose(self) -> None:
