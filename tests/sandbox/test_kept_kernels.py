@@ -196,6 +196,18 @@ async def test_a_branch_that_is_paused_when_it_has_just_begun_stands_still(box: 
             assert float(await tell(branch, "stood_at")) <= paused_at
 
 
+async def test_what_cannot_be_kept_is_named_as_it_is_called_inside(box: headstart.Sandbox) -> None:
+    pid = await tell(box, "import subprocess; child = subprocess.Popen(['sleep', '100']); child.pid")
+    with pytest.raises(NotCapturable) as refusal:
+        await box.checkpoint()
+    assert f"sleep ({pid})" in str(refusal.value)
+    assert refusal.value.held == (f"sleep ({pid})",)
+    kernel = await tell(box, "import os; os.getpid()")
+    left = (await box.checkpoint(files_only=True)).left_out
+    assert f"sleep ({pid})" in left
+    assert any(each.endswith(f"({kernel})") for each in left)
+
+
 async def test_a_kernel_that_goes_on_can_be_interrupted_paused_and_ended(box: headstart.Sandbox) -> None:
     await tell(box, "x = 1")
     kept = await box.checkpoint()

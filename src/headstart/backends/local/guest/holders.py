@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 
 from headstart.backends.local.guest.mountinfo import mount_points
+from headstart.backends.spawner.guest.processes import inner_pid
 
 __all__ = ["holders", "name_of", "printable"]
 
@@ -40,12 +41,12 @@ def holders(pids: list[int], targets: set[str]) -> list[str]:
 
 
 def name_of(pid: int) -> str:
-    """Return `name (pid)`, for people."""
+    """Return `name (pid)`, for people in the sandbox: the pid is what it has there."""
     try:
         [name] = _lines(f"/proc/{pid}/comm")
+        return f"{printable(name)} ({inner_pid(pid)})"
     except (OSError, ValueError):
-        return str(pid)
-    return f"{printable(name)} ({pid})"
+        return "something that has ended"
 
 
 def printable(text: str) -> str:

@@ -309,7 +309,7 @@ class Errand:
         """Whether anything runs beside its init, also what forks faster than we look."""
         if self._groups:
             return bool(self._running())
-        beside = {_inner_pid(pid) for pid in self._beside}
+        beside = {processes.inner_pid(pid) for pid in self._beside}
         with self._inside():  # /proc shows there what is in the sandbox, whoever its parent is
             return all(any(_somebody_is_there(beside) for _ in range(_LOOKS)) for _ in range(_LOOKS))
 
@@ -324,7 +324,7 @@ class Errand:
     def _at_rest(self, resting: list[int], targets: set[str]) -> list[int]:
         if not resting:
             return []
-        members = [pid for pid in processes.members(self._init, self._groups) if _inner_pid(pid) in resting]
+        members = [pid for pid in processes.members(self._init, self._groups) if processes.inner_pid(pid) in resting]
         self._held = {pid: held for pid in members if (held := holders([pid], targets))}
         return [pid for pid in members if pid not in self._held]
 
@@ -359,15 +359,6 @@ def _top(folder: str) -> tuple[object, ...]:
     facts = os.stat(folder)
     own = {name: os.getxattr(folder, name) for name in os.listxattr(folder) if ".overlay." not in name}
     return facts.st_mode, facts.st_uid, facts.st_gid, facts.st_mtime_ns, own
-
-
-def _inner_pid(pid: int) -> int:
-    """Return how a process is called in its own PID namespace; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as facts:
-            return int(facts.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()[-1])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
 
 
 def _somebody_is_there(beside: set[int]) -> bool:

@@ -12,6 +12,7 @@ __all__ = [
     "descendants",
     "exit_facts",
     "in_group",
+    "inner_pid",
     "is_alive",
     "is_below",
     "kill_everything_below",
@@ -120,6 +121,15 @@ def pid_namespace(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:
         return ""
+
+
+def inner_pid(pid: int) -> int:
+    """Return how a process is called in its own PID namespace; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as facts:
+            return int(facts.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()[-1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def pss_bytes(pid: int) -> int:
