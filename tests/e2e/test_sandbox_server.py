@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
+from typing import cast
 
 import anyio
 import httpx2
@@ -16,7 +17,10 @@ from mcp.types import ToolAnnotations
 from tests.machine import where_processes_may_be_traced
 
 import headstart
+from headstart.backends.contract import Capabilities, Processes
 from headstart.errors import SandboxUnknown
+from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.tools import SandboxServer
 
 from .clients import ERAS, RawClient, said, tools
 from .running import Place, Running, alive, scripted, service, wait_until
@@ -295,7 +299,7 @@ async def test_a_rollback_brings_files_and_the_bash_session_back(running: Runnin
     async with talking(running) as talk:
         assert "there is no checkpoint to go back to" in await talk.error("rollback")
         await talk.bash("echo good > f; NAME=before; cd /tmp")
-        kept = re.findall(r"Checkpoint (\S+) of (\S+) holds the files, the bash session", await talk.ok("checkpoint"))
+        kept = re.findall(r"Checkpoint (\S+) of (\S+) holds the files and bash session", await talk.ok("checkpoint"))
         assert kept
         assert kept[0][1] in {info.id for info in (await sandboxes(running)).values()}
         await talk.bash("echo bad > ~/f; NAME=after; cd /")
@@ -331,8 +335,37 @@ async def test_a_rollback_and_a_branch_have_what_the_python_kernel_knew(running:
         await talk.ok("python", code="x.append(2)")
         branch = await talk.fork()
         assert await talk.ok("python", code="x", branch=branch) == "[1, 2]"
-        assert (await talk.ok("rollback")).endswith("What else ran has ended.")
+        told = await talk.ok("rollback")
+        assert told.endswith(", with its files and Python kernel. What else ran has ended; bash begins anew.")
         assert await talk.ok("python", code="x") == "[1]"
+
+
+@where_processes_may_be_traced
+async def test_a_checkpoint_and_a_rollback_name_what_is_kept_and_what_begins_anew(running: Running) -> None:
+    async with talking(running) as talk:
+        assert (await talk.ok("checkpoint")).endswith(" holds the files.")
+        told = await talk.ok("rollback")
+        assert told.endswith(", with its files. What else ran has ended; bash and Python begin anew.")
+        await talk.bash("NAME=value")
+        await talk.ok("python", code="x = 1")
+        told = await talk.ok("checkpoint")
+        assert told.endswith(" holds the files, bash session and Python kernel.")
+        beginning = told.split()[1][: len("chk_") + 6]
+        told = await talk.ok("rollback", to=beginning)
+        assert told.endswith(", with its files, bash session and Python kernel. What else ran has ended.")
+        assert await talk.ok("python", code="x") == "1"
+
+
+@pytest.mark.parametrize("processes", list(Processes))
+def test_the_tools_tell_whether_a_python_kernel_is_kept(processes: Processes) -> None:
+    capabilities = Capabilities(isolation="some", layers=True, processes=processes)
+    nowhere = cast("SandboxHost", None)  # listing asks nobody
+    listed = SandboxServer(nowhere, headstart.SandboxOptions(), capabilities).catalogue.tools
+    told = {tool["name"]: str(tool["description"]) for tool in listed}
+    for name in ("checkpoint", "fork"):
+        assert ("A Python kernel cannot be" in told[name]) is (processes is Processes.NONE)
+    assert ("Python begins anew" in told["rollback"]) is (processes is Processes.NONE)
+    assert ("files, bash session and Python kernel" in told["checkpoint"]) is (processes is Processes.KERNELS)
 
 
 async def test_a_branch_is_tried_and_committed_or_discarded(running: Running) -> None:

@@ -273,8 +273,9 @@ class SandboxLineage:
                 self._feed(RunEnded(**self._about(request), sandbox=answer.sandbox))
 
     def sessions_at(self, checkpoint: CheckpointId) -> SessionState:
-        """Return the state of what kept its state between commands, as a checkpoint has it."""
-        return self._checkpoints[checkpoint].sessions
+        """Return the state of what kept its state between commands, as a checkpoint has it; nothing, if there is none."""
+        kept = self._checkpoints.get(checkpoint)
+        return NO_SESSIONS if kept is None else kept.sessions
 
     async def checkpoint(
         self, *, files_only: bool = False, sessions: SessionState = NO_SESSIONS, durable: bool = False

@@ -398,6 +398,10 @@ class Sandbox:
         """What can be gone back to, the oldest first."""
         return () if self._branch is not None else self._lineage.checkpoints
 
+    def sessions_at(self, checkpoint: SandboxCheckpoint | str) -> SessionState:
+        """Return what a checkpoint has of the bash session and the Python kernel; nothing, if there is none of this id."""
+        return self._lineage.sessions_at(id_of(checkpoint))
+
     async def fork(self, *, files_only: bool = False, identity: IdentityChoice = "same") -> Branch:
         """Make a branch: another sandbox that begins with this one's state. Neither sees what the other does.
 

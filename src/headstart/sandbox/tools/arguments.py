@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -40,7 +40,13 @@ class CallRefused(HeadstartError):
 
 
 class Arguments(BaseModel):
-    """The arguments of one tool."""
+    """The arguments of one tool; its kind's docstring is what models are told of the tool.
+
+    Attributes:
+        without_kernels: What they are told in its place where no Python kernel can be kept; "": the same.
+    """
+
+    without_kernels: ClassVar[str] = ""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +68,8 @@ _Timeout = Annotated[
 _FilesOnly = Annotated[
     bool,
     Field(
-        description="Leave out what runs. Needed while a process runs, or the Python kernel has threads or open files."
+        description="Leave out what runs. Needed if something runs that cannot be kept: a process, or a Python kernel"
+        " that has threads or open files."
     ),
 ]
 
@@ -127,7 +134,12 @@ class ListFiles(Arguments):
 
 
 class Checkpoint(Arguments):
-    """Keep the sandbox's state, to go back to: its files, the bash session and the Python kernel. Takes milliseconds."""
+    """Keep the sandbox's state, to go back to: its files, bash session and Python kernel. Takes milliseconds."""
+
+    without_kernels = (
+        "Keep the sandbox's state, to go back to: its files and bash session. Takes milliseconds. "
+        "A Python kernel cannot be kept here: once python was used, files_only is needed."
+    )
 
     files_only: _FilesOnly = False
 
@@ -135,8 +147,13 @@ class Checkpoint(Arguments):
 class Rollback(Arguments):
     """Go back to a checkpoint: files, bash session and Python kernel are what they were then. All else that runs is ended.
 
-    What the checkpoint left out begins anew. It stays, and so do other checkpoints and branches.
+    What the checkpoint does not hold begins anew. It stays, and so do other checkpoints and branches.
     """
+
+    without_kernels = (
+        "Go back to a checkpoint: files and bash session are what they were then. All else that runs is ended; Python "
+        "begins anew. The checkpoint stays, and so do other checkpoints and branches."
+    )
 
     to: Annotated[str | None, Field(description="A checkpoint's id; the newest one, unless said.")] = None
 
@@ -146,6 +163,12 @@ class Fork(Arguments):
 
     Give its id as `branch` to the other tools to try something there; then commit or discard it.
     """
+
+    without_kernels = (
+        "Make a branch: another sandbox that begins with this one's files and bash session. Neither sees what the other "
+        "does. Give its id as `branch` to the other tools to try something there; then commit or discard it. "
+        "A Python kernel cannot be forked here: once python was used, files_only is needed."
+    )
 
     files_only: _FilesOnly = False
 

@@ -21,7 +21,7 @@ from mcp.types import (
 )
 from mcp.types.version import LATEST_HANDSHAKE_VERSION
 
-from headstart.backends.contract import Capabilities, MountMode, Network
+from headstart.backends.contract import Capabilities, MountMode, Network, Processes
 from headstart.errors import BackendError, SandboxUnknown
 from headstart.ids import SessionId
 from headstart.runtime.contract import Catalogue, JsonObject
@@ -94,15 +94,16 @@ class _SandboxTool(Generic[_A]):
             await session.check_lost()
             raise
 
-    def listed(self, reach: _Reach) -> JsonObject:
-        """Return how clients are told of it."""
+    def listed(self, reach: _Reach, *, keeps_kernels: bool) -> JsonObject:
+        """Return how clients are told of it, where checkpoints can hold a Python kernel or not."""
         annotations = ToolAnnotations(read_only_hint=self.reads, open_world_hint=self.open_world(reach))
         if not self.reads:
             annotations.destructive_hint = self.destroys
             annotations.idempotent_hint = self.repeats
+        told = (not keeps_kernels and self.arguments.without_kernels) or self.arguments.__doc__ or ""
         tool = Tool(
             name=self.name,
-            description=" ".join((self.arguments.__doc__ or "").split()),
+            description=" ".join(told.split()),
             input_schema=schema_of(self.arguments),
             annotations=annotations,
         )
@@ -166,9 +167,11 @@ class SandboxServer:
         self._options = options
         self._tools = {tool.name: tool for tool in _TOOLS if capabilities.layers or not tool.layered}
         self._sessions: dict[SessionId, SessionSandbox] = {}
-        self._catalogue = self._made_catalogue(_reach_of(options, capabilities))
+        self._catalogue = self._made_catalogue(capabilities)
 
-    def _made_catalogue(self, reach: _Reach) -> Catalogue:
+    def _made_catalogue(self, capabilities: Capabilities) -> Catalogue:
+        reach = _reach_of(self._options, capabilities)
+        keeps_kernels = capabilities.processes is not Processes.NONE
         initialize = InitializeResult(
             protocol_version=LATEST_HANDSHAKE_VERSION,
             capabilities=ServerCapabilities(tools=ToolsCapability()),
@@ -177,7 +180,7 @@ class SandboxServer:
         )
         lists = Lists(
             initialize=initialize.model_dump(mode="json", by_alias=True, exclude_unset=True),
-            tools=tuple(tool.listed(reach) for tool in self._tools.values()),
+            tools=tuple(tool.listed(reach, keeps_kernels=keeps_kernels) for tool in self._tools.values()),
         )
         return as_catalogue(SANDBOX_SERVER, "built in", lists)
 

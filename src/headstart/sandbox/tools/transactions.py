@@ -6,6 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from headstart.errors import NotCapturable, TransactionRefused
+from headstart.ids import begins_id
+from headstart.runtime.remembered import SessionState
+from headstart.sandbox.sandbox import Sandbox
 from headstart.sandbox.tools.arguments import Checkpoint, Commit, Discard, Fork, Rollback
 from headstart.sandbox.tools.session import SessionSandbox
 
@@ -18,16 +21,23 @@ async def checkpoint(session: SessionSandbox, asked: Checkpoint) -> str:
     with _telling_what_helps():
         kept = await session.host.checkpoint(sandbox, files_only=asked.files_only)
     left_out = f" Not in it: {', '.join(kept.left_out)}." if kept.left_out else ""
-    what = "the files" if asked.files_only else "the files, the bash session and the Python kernel"
-    return f"Checkpoint {kept.id} of {sandbox} holds {what}.{left_out}"
+    async with session.using(None) as box:
+        held = _what_is_in(box.sessions_at(kept.id))
+    return f"Checkpoint {kept.id} of {sandbox} holds the {held}.{left_out}"
 
 
 async def rollback(session: SessionSandbox, asked: Rollback) -> str:
     """Go back to a checkpoint."""
     sandbox = await session.sandbox()
-    to = asked.to or await _newest(session)
+    async with session.using(None) as box:
+        to = _checkpoint_meant(box, asked.to)
+        kept = box.sessions_at(to)
     await session.host.rollback(sandbox, to)
-    return f"{sandbox} is what it was at checkpoint {to}. What else ran has ended."
+    anew = [name for name, state in (("bash", kept.shell), ("Python", kept.kernel)) if state is None]
+    begins = f"; {' and '.join(anew)} {'begins' if len(anew) == 1 else 'begin'} anew" if anew else ""
+    return (
+        f"{sandbox} is what it was at checkpoint {to}, with its {_what_is_in(kept)}. What else ran has ended{begins}."
+    )
 
 
 async def fork(session: SessionSandbox, asked: Fork) -> str:
@@ -63,8 +73,22 @@ def _telling_what_helps() -> Generator[None]:
         raise NotCapturable(str(error), hint=hint, held=error.held) from error
 
 
-async def _newest(session: SessionSandbox) -> str:
-    async with session.using(None) as box:
-        if not box.checkpoints:
-            raise TransactionRefused("there is no checkpoint to go back to", hint="checkpoint makes one")
-        return box.checkpoints[-1].id
+def _what_is_in(kept: SessionState) -> str:
+    """Name all that a checkpoint holds, given what it has of what keeps its state between calls."""
+    *others, last = [
+        "files",
+        *["bash session"] * (kept.shell is not None),
+        *["Python kernel"] * (kept.kernel is not None),
+    ]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _checkpoint_meant(box: Sandbox, said: str | None) -> str:
+    """Return a checkpoint's whole id, or what was said if that is none's, which is told by who looks for it."""
+    known = [each.id for each in box.checkpoints]
+    if said is not None:
+        found = [each for each in known if begins_id(each, said)]
+        return found[0] if len(found) == 1 else said
+    if not known:
+        raise TransactionRefused("there is no checkpoint to go back to", hint="checkpoint makes one")
+    return known[-1]
