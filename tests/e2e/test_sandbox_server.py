@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 NAMES = [
     *("bash", "python", "read_file", "write_file", "edit_file", "list_files"),
-    *("checkpoint", "rollback", "fork", "commit", "discard"),
+    *("checkpoint", "rollback", "drop", "fork", "commit", "discard"),
 ]
 
 
@@ -366,6 +366,38 @@ def test_the_tools_tell_whether_a_python_kernel_is_kept(processes: Processes) ->
         assert ("A Python kernel cannot be" in told[name]) is (processes is Processes.NONE)
     assert ("Python begins anew" in told["rollback"]) is (processes is Processes.NONE)
     assert ("files, bash session and Python kernel" in told["checkpoint"]) is (processes is Processes.KERNELS)
+
+
+async def test_a_checkpoint_after_each_of_hundreds_of_steps_is_kept_and_the_oldest_goes_which_is_told(
+    running: Running,
+) -> None:
+    kept: list[str] = []
+    async with talking(running) as talk:
+        for number in range(205):
+            await talk.ok("write_file", path="n", content=str(number))
+            told = await talk.ok("checkpoint")
+            kept.append(told.split()[1])
+            oldest = f" 128 are kept, so the oldest was dropped: {kept[number - 128]}." if number >= 128 else ""
+            assert told.endswith(f" holds the files.{oldest}")
+        branch = await talk.fork()
+        assert await talk.ok("read_file", path="n", branch=branch) == "204"
+        await talk.ok("rollback", to=kept[-128])
+        assert await talk.ok("read_file", path="n") == "77"
+        assert kept[76] in await talk.error("rollback", to=kept[76])
+
+
+async def test_a_checkpoint_can_be_dropped_however_often_its_state_was_kept(running: Running) -> None:
+    async with talking(running) as talk:
+        await talk.bash("echo good > f")
+        first = (await talk.ok("checkpoint")).split()[1]
+        assert (await talk.ok("checkpoint")).split()[1] == first
+        await talk.ok("write_file", path="f", content="better")
+        second = (await talk.ok("checkpoint")).split()[1]
+        assert await talk.ok("drop", checkpoint=first) == f"Checkpoint {first} is gone; the sandbox is as it was."
+        assert first in await talk.error("drop", checkpoint=first)
+        assert first in await talk.error("rollback", to=first)
+        await talk.ok("rollback", to=second)
+        assert await talk.ok("read_file", path="f") == "better"
 
 
 async def test_a_branch_is_tried_and_committed_or_discarded(running: Running) -> None:

@@ -336,7 +336,8 @@ class Sandbox:
 
         Raises:
             NotCapturable: Something runs that a checkpoint cannot hold; the message names it.
-            TransactionRefused: A command runs, or another checkpoint, rollback or commit is going on.
+            TransactionRefused: A command runs, or another checkpoint, rollback or commit is going on, or as many are kept
+                as there can be (some 190).
             BackendError: The sandbox is gone, or its backend has no layers.
         """
         self._may_be("checkpointed")

@@ -29,7 +29,7 @@ from headstart.backends.local import LocalBackend
 from headstart.backends.local.lineage import MOST_LAYERS
 from headstart.backends.spawner.guest import processes
 from headstart.backends.spawner.sandbox import SpawnedSandbox
-from headstart.errors import BackendError, NotCapturable
+from headstart.errors import BackendError, NotCapturable, TransactionRefused
 from headstart.ids import SandboxId
 
 from .driving import ENV, as_zygote, backend_in, output, sandbox_in, shell, template
@@ -399,8 +399,10 @@ async def test_too_many_layers_are_refused_with_the_cure(tmp_path: Path) -> None
             await sandbox.files.write("n", b"%d" % number)
             await sandbox.checkpoint()
         await sandbox.files.write("n", b"last")
-        with pytest.raises(NotCapturable, match="layers"):
+        with pytest.raises(TransactionRefused, match="layers") as refused:
             await sandbox.checkpoint()
+        assert refused.value.hint
+        assert refused.value.hint.startswith("drop checkpoints")
         assert await sandbox.files.read("n") == b"last"
 
 

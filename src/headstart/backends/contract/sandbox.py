@@ -161,6 +161,7 @@ class RunningSandbox(Protocol):
 
         Raises:
             NotCapturable: Something runs that a checkpoint cannot hold; it goes on.
+            TransactionRefused: As many checkpoints are kept as there can be.
             BackendError: The sandbox is gone, or this one has no layers (`Capabilities.layers`).
         """
         ...

@@ -34,7 +34,7 @@ from headstart.backends.local.tree import Tree
 from headstart.backends.spawner.accounting import tree_usage
 from headstart.backends.spawner.client import ERRAND_S, SpawnerClient, Started
 from headstart.backends.spawner.sandbox import SpawnedSandbox, inner_pids
-from headstart.errors import BackendError, NotCapturable
+from headstart.errors import BackendError, NotCapturable, TransactionRefused
 from headstart.ids import CheckpointId, SandboxId
 
 __all__ = ["LayeredFiles", "LocalSandbox", "entry_command", "take_back"]
@@ -230,7 +230,7 @@ class LocalSandbox(SpawnedSandbox):
             lineage.consider_flattening()
             await lineage.flattening.wait()
         if len(lineage.stands[self.id]) >= MOST_LAYERS:
-            raise NotCapturable(
+            raise TransactionRefused(
                 f"{self.id} stands on {MOST_LAYERS} layers already, which checkpoints or other sandboxes need",
                 hint="drop checkpoints that are not needed, or go on in a new sandbox",
             )

@@ -17,6 +17,7 @@ __all__ = [
     "Checkpoint",
     "Commit",
     "Discard",
+    "Drop",
     "EditFile",
     "Fork",
     "ListFiles",
@@ -156,6 +157,15 @@ class Rollback(Arguments):
     )
 
     to: Annotated[str | None, Field(description="A checkpoint's id; the newest one, unless said.")] = None
+
+
+class Drop(Arguments):
+    """Let go of a checkpoint that is not needed, and of the space that only it takes. The sandbox stays as it is.
+
+    Without that, the oldest goes when there are too many, which `checkpoint` says then.
+    """
+
+    checkpoint: Annotated[str, Field(description="The checkpoint's id.")]
 
 
 class Fork(Arguments):

@@ -143,6 +143,9 @@ _TOOLS: tuple[_SandboxTool[Any], ...] = (
         repeats=True,
         layered=True,
     ),
+    _SandboxTool(
+        name="drop", arguments=arguments.Drop, act=transactions.drop, destroys=True, repeats=True, layered=True
+    ),
     _SandboxTool(name="fork", arguments=arguments.Fork, act=transactions.fork, layered=True),
     _SandboxTool(
         name="commit", arguments=arguments.Commit, act=transactions.commit, destroys=True, repeats=True, layered=True

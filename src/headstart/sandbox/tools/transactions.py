@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from headstart.errors import NotCapturable, TransactionRefused
 from headstart.ids import begins_id
 from headstart.runtime.remembered import SessionState
 from headstart.sandbox.sandbox import Sandbox
-from headstart.sandbox.tools.arguments import Checkpoint, Commit, Discard, Fork, Rollback
+from headstart.sandbox.tools.arguments import Checkpoint, Commit, Discard, Drop, Fork, Rollback
 from headstart.sandbox.tools.session import SessionSandbox
 
-__all__ = ["checkpoint", "commit", "discard", "fork", "rollback"]
+__all__ = ["checkpoint", "commit", "discard", "drop", "fork", "rollback"]
+
+_MOST_KEPT = 128
+"""Checkpoints of one session; each may need a layer, of which a sandbox cannot stand on many more, and branches need some."""
 
 
 async def checkpoint(session: SessionSandbox, asked: Checkpoint) -> str:
@@ -23,7 +26,7 @@ async def checkpoint(session: SessionSandbox, asked: Checkpoint) -> str:
     left_out = f" Not in it: {', '.join(kept.left_out)}." if kept.left_out else ""
     async with session.using(None) as box:
         held = _what_is_in(box.sessions_at(kept.id))
-    return f"Checkpoint {kept.id} of {sandbox} holds the {held}.{left_out}"
+    return f"Checkpoint {kept.id} of {sandbox} holds the {held}.{left_out}{await _drop_oldest(session)}"
 
 
 async def rollback(session: SessionSandbox, asked: Rollback) -> str:
@@ -38,6 +41,14 @@ async def rollback(session: SessionSandbox, asked: Rollback) -> str:
     return (
         f"{sandbox} is what it was at checkpoint {to}, with its {_what_is_in(kept)}. What else ran has ended{begins}."
     )
+
+
+async def drop(session: SessionSandbox, asked: Drop) -> str:
+    """Let go of a checkpoint."""
+    async with session.using(None) as box:
+        checkpoint = _checkpoint_meant(box, asked.checkpoint)
+    await _let_go(session, checkpoint)
+    return f"Checkpoint {checkpoint} is gone; the sandbox is as it was."
 
 
 async def fork(session: SessionSandbox, asked: Fork) -> str:
@@ -71,6 +82,31 @@ def _telling_what_helps() -> Generator[None]:
     except NotCapturable as error:
         hint = "wait until it has ended, or say files_only=true (a python3 may be the one of the python tool)"
         raise NotCapturable(str(error), hint=hint, held=error.held) from error
+
+
+async def _drop_oldest(session: SessionSandbox) -> str:
+    """Have no more checkpoints than are kept for a session, and say what has gone for that."""
+    async with session.using(None) as box:
+        surplus = [each.id for each in box.checkpoints[:-_MOST_KEPT]]
+    gone: list[str] = []
+    for checkpoint in surplus:
+        with suppress(TransactionRefused):  # somebody goes back to it now, or has dropped it
+            await _let_go(session, checkpoint)
+            gone.append(checkpoint)
+    return f" {_MOST_KEPT} are kept, so the oldest was dropped: {', '.join(gone)}." if gone else ""
+
+
+async def _let_go(session: SessionSandbox, checkpoint: str) -> None:
+    """Drop a checkpoint, however often its state was asked for: that is one id.
+
+    Raises:
+        TransactionRefused: There is none, or somebody goes back to it.
+    """
+    has_gone = False
+    while not has_gone:
+        await session.host.drop(await session.sandbox(), checkpoint)
+        async with session.using(None) as box:
+            has_gone = checkpoint not in [each.id for each in box.checkpoints]
 
 
 def _what_is_in(kept: SessionState) -> str:
