@@ -32,6 +32,7 @@ class Desk:
         self.kept: dict[SessionId, list[str]] = {}
         self.fails_with: Exception | None = None
         self.closed: list[SessionId] = []
+        self.outlived: list[SessionId] = []
         self.begun = anyio.Event()
         self.given_up = anyio.Event()
 
@@ -59,6 +60,9 @@ class Desk:
             finally:
                 self.given_up.set()
         return {"content": [{"type": "text", "text": " ".join(kept)}]}
+
+    def take_up(self, session: SessionId) -> bool:
+        return session in self.outlived
 
     def close(self, session: SessionId) -> None:
         self.closed.append(session)
@@ -146,6 +150,16 @@ async def test_what_was_kept_there_is_told_lost_after_a_restart_once_and_what_wa
         with pytest.raises(SandboxLost):
             await ask(service, "wrote", "look")
         assert await ask(service, "wrote", "look") == ""
+
+
+async def test_what_it_has_kept_over_a_restart_is_not_told_lost(tmp_path: Path) -> None:
+    async with open_with(Desk(), tmp_path) as service:
+        await ask(service, "wrote", "keep", text="a")
+    desk = Desk()
+    desk.outlived.append(SessionId("wrote"))
+    desk.kept[SessionId("wrote")] = ["a"]
+    async with open_with(desk, tmp_path) as service:
+        assert await ask(service, "wrote", "look") == "a"
 
 
 async def test_a_loss_that_it_has_told_itself_is_not_told_again_after_a_restart(tmp_path: Path) -> None:

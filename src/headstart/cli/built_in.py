@@ -30,7 +30,7 @@ def sandbox_server(settings: Settings, host: SandboxHost, capabilities: Capabili
     options = SandboxOptions(**{name: value for name, value in given.items() if value is not None}).complete()
     if options.template != HOST:
         TemplateStore(settings.state_dir / "templates").read(options.template)  # so that a wrong name is told now
-    return SandboxServer(host, options, capabilities)
+    return SandboxServer(host, options, capabilities, away_s=settings.service.session_idle_s)
 
 
 def serves_sandbox(settings: Settings, capabilities: Capabilities) -> bool:

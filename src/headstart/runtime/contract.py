@@ -179,6 +179,10 @@ class BuiltIn(Protocol):
         """
         ...
 
+    def take_up(self, session: SessionId) -> bool:
+        """Go on with what a new session had here before the service was started; return whether there is any."""
+        ...
+
     def close(self, session: SessionId) -> None:
         """Begin to end what a session has here; idempotent."""
         ...

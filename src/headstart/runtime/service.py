@@ -321,7 +321,7 @@ class Service:
         session, is_new = self._sessions.open(scope)
         reach = scope.servers or self._servers.names
         if session.widen(reach):
-            lost = self._store.held(session.id) if is_new else ()
+            lost = self._lost(session.id) if is_new else ()
             self._driver.handle(
                 SessionOpened(
                     at_s=self._clock.monotonic_s(),
@@ -332,6 +332,12 @@ class Service:
                 )
             )
         return session
+
+    def _lost(self, session: SessionId) -> tuple[ResourceId, ...]:
+        """Return the servers that held state of a new session before the service was started, and do no more."""
+        built_in = self._built_in
+        kept = built_in.catalogue.server if built_in is not None and built_in.take_up(session) else None
+        return tuple(server for server in self._store.held(session) if server != kept)
 
     def _introduce(self, principal: PrincipalId) -> None:
         """Give the broker what was learned of a principal before, and its servers; once."""

@@ -11,8 +11,9 @@ from tests.machine import may_make_namespaces, where_files_outlive
 from tests.sandbox.hosted.hosting import on_disk, open_host
 
 from headstart.errors import BackendError, ConfigError, SandboxUnknown, TransactionRefused
+from headstart.ids import SessionId
 from headstart.sandbox import HostedSandbox, HostedSandboxes, SandboxOptions
-from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.hosted import OfSession, SandboxHost
 from headstart.sandbox.hosted.messages import Event, HostedEvent, SandboxState
 from headstart.sandbox.sandbox import Sandbox
 from headstart.sandbox.sandboxes import Sandboxes
@@ -223,7 +224,7 @@ async def test_what_would_be_lost_is_told_and_nothing_is_done(host: SandboxHost)
         await host.hibernate(box.id)
     with pytest.raises(TransactionRefused, match="is a branch, and cannot be hibernated"):
         await host.hibernate(branch.id)
-    tied = await host.create(PLAIN, ends_with_service=True)
+    tied = await host.create(PLAIN, session=OfSession(id=SessionId("one"), away_s=60))
     with pytest.raises(TransactionRefused, match="cannot be hibernated: it ends with its session"):
         await host.hibernate(tied.id)
     with pytest.raises(ConfigError, match="hibernates_after_idle_s: it cannot end and be hibernated"):

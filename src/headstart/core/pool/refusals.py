@@ -36,7 +36,7 @@ def unknown_resource(call: CallId, resource: ResourceId) -> RefuseLease:
 
 def state_lost(call: CallId, resource: ResourceId) -> RefuseLease:
     message = (
-        f"the sandbox of {resource} that held this session's state is gone, and the state with it; "
+        f"{resource}: this session's state is gone, with the sandbox that held it; "
         "the next call starts a new one, which is empty"
     )
     return RefuseLease(call=call, refusal=LeaseRefusal.STATE_LOST, message=message)

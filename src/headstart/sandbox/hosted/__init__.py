@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from headstart.sandbox.hosted.door import open_door
     from headstart.sandbox.hosted.host import SandboxHost
     from headstart.sandbox.hosted.messages import HostedInfo
+    from headstart.sandbox.hosted.record import OfSession
 
-__all__ = ["HostedInfo", "SandboxHost", "open_door"]
+__all__ = ["HostedInfo", "OfSession", "SandboxHost", "open_door"]
 
 _WHERE = {
     "HostedInfo": "headstart.sandbox.hosted.messages",
+    "OfSession": "headstart.sandbox.hosted.record",
     "SandboxHost": "headstart.sandbox.hosted.host",
     "open_door": "headstart.sandbox.hosted.door",
 }

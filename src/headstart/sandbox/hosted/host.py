@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from headstart.backends.contract import Backend
 from headstart.clock import Clock
 from headstart.errors import BackendError, ConfigError, HeadstartError, SandboxUnknown, TransactionRefused
-from headstart.ids import CheckpointId, IdSource, NodeIds, SandboxId, begins_id
+from headstart.ids import CheckpointId, IdSource, NodeIds, SandboxId, SessionId, begins_id
 from headstart.runtime.identities import IdentityChoice
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.runtime.tasks import open_tasks
@@ -22,7 +22,7 @@ from headstart.sandbox.hosted.happenings import Happenings
 from headstart.sandbox.hosted.infos import info_of, info_of_resting
 from headstart.sandbox.hosted.keeping import KeptSandbox, SandboxKeeping
 from headstart.sandbox.hosted.messages import HostedEvent, HostedInfo
-from headstart.sandbox.hosted.record import HostedRecord
+from headstart.sandbox.hosted.record import HostedRecord, OfSession
 from headstart.sandbox.hosted.register import Broken, Hibernated, Hosted, Register
 from headstart.sandbox.hosted.summary import HostedSummary, MemoryCount, summary_of
 from headstart.sandbox.hosted.waking import Waker
@@ -56,6 +56,8 @@ class SandboxHost:
         self._happenings = Happenings(clock)
         self._memory = MemoryCount(self._register)
         self._losses: dict[str, list[float]] = {}
+        self._held: set[SessionId] = set()
+        """Sessions that are there, so that what is theirs stays."""
         self._is_ending = False
         self._waker = Waker(
             self._register,
@@ -147,7 +149,7 @@ class SandboxHost:
         name: str | None = None,
         ends_after_idle_s: float | None = None,
         hibernates_after_idle_s: float | None = None,
-        ends_with_service: bool = False,
+        session: OfSession | None = None,
     ) -> Sandbox:
         """Make a sandbox that lives until it is killed, or nobody has used it for `ends_after_idle_s`.
 
@@ -156,7 +158,7 @@ class SandboxHost:
             name: What it is called beside its id.
             ends_after_idle_s: None: it is not ended for that.
             hibernates_after_idle_s: After how long without use it is hibernated; None: never.
-            ends_with_service: Nothing of it outlives the service.
+            session: Whose it is: it lives until `end_session`, and is held until then.
 
         Raises:
             ConfigError: An option cannot be used, or the name is taken or is none.
@@ -172,10 +174,12 @@ class SandboxHost:
             created_wall_s=self._clock.wall_s(),
             ends_after_idle_s=ends_after_idle_s,
             hibernates_after_idle_s=hibernates_after_idle_s,
-            ends_with_service=ends_with_service,
+            session=session,
         )
         if hibernates_after_idle_s is not None:
             self._check_can_wait(record, ends_after_idle_s)
+        if session is not None:
+            self._held.add(session.id)
         hosted: Hosted = await self._tasks.start(self._own, record)
         return hosted.box
 
@@ -311,10 +315,11 @@ class SandboxHost:
         if ends_after_idle_s is not None:
             hint = "say one of the two: what is hibernated is not ended, as it costs no memory"
             raise ConfigError("it cannot end and be hibernated", where="hibernates_after_idle_s", hint=hint)
-        if not self._keeping.outlives_service(record):
-            why = "it ends with its session" if record.ends_with_service else "no files can be kept on disk here"
-            hint = "headstart doctor tells why" if not record.ends_with_service else "pause it"
-            raise TransactionRefused(f"{record.id} cannot be hibernated: {why}", hint=hint)
+        if record.session is not None:
+            raise TransactionRefused(f"{record.id} cannot be hibernated: it ends with its session", hint="pause it")
+        if not self.is_durable:
+            why = "no files can be kept on disk here"
+            raise TransactionRefused(f"{record.id} cannot be hibernated: {why}", hint="headstart doctor tells why")
 
     async def kill(self, sandbox: str) -> None:
         """End a sandbox and its branches, or discard a branch; return when nothing of it is left.
@@ -333,20 +338,60 @@ class SandboxHost:
             found.end("it was discarded" if found.branch_of else "it was killed")
             await found.gone.wait()
         else:
-            await self._kill_resting(found)
+            await self._kill_resting(found, "it was killed")
 
-    async def _kill_resting(self, resting: Broken | Hibernated) -> None:
+    async def _kill_resting(self, resting: Broken | Hibernated, why: str) -> None:
         if isinstance(resting, Broken) and not resting.why:
             self._register.find_living(resting.id)  # which tells what it is at
-        self._register.note_ended(resting.id, "it was killed", name=resting.name)  # before anybody can wake it
+        self._register.note_ended(resting.id, why, name=resting.name)  # before anybody can wake it
         await self._keeping.remove(SandboxId(resting.id))
-        self.happenings.tell(HostedEvent.ENDED, resting.id, about="it was killed")
+        self.happenings.tell(HostedEvent.ENDED, resting.id, about=why)
 
     def end(self, sandbox: str, why: str) -> None:
         """Have a sandbox and its branches end, for a reason that is told; one that has ended is fine."""
         for hosted in self._register.living:
             if hosted.id == sandbox:
                 hosted.end(why)
+
+    # ------------------------------------------------------------ what is a session's
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether sandboxes outlive the service, and the loss of their processes, with their files."""
+        return self._keeping.is_durable
+
+    def take_up(self, session: SessionId) -> str | None:
+        """Hold what a session had before the service was started, and return its sandbox; None if there is none."""
+        own = [each for each in self._register.of_session(session) if not each.ending.is_set()]
+        if not own:
+            return None
+        self._held.add(session)
+        return max(own, key=lambda hosted: hosted.created_wall_s).id
+
+    def end_session(self, session: SessionId, why: str) -> None:
+        """Have all that was made for a session end, for a reason that is told; idempotent."""
+        self._held.discard(session)
+        for hosted in self._register.of_session(session):
+            hosted.end(why)
+        for broken in self._register.broken:
+            if broken.why and broken.record.is_of(session):
+                self._tasks.start_soon(self._forget_broken, broken, why)
+
+    async def _forget_broken(self, broken: Broken, why: str) -> None:
+        try:
+            await self._kill_resting(broken, why)
+        except HeadstartError:
+            _log.exception("sandbox %s did not end as it should", broken.id)
+
+    def is_coming_back(self, sandbox: str) -> bool:
+        """Whether one that cannot be used has lost its processes, and is being brought back."""
+        try:
+            found = self._register.find(sandbox)
+        except SandboxUnknown:
+            return False
+        return (isinstance(found, Broken) and not found.why) or (isinstance(found, Hosted) and found.goes_on)
+
+    # ------------------------------------------------------------ use
 
     @asynccontextmanager
     async def awake(self, sandbox: str) -> AsyncGenerator[Sandbox]:
@@ -536,7 +581,7 @@ class SandboxHost:
         return hosted
 
     def _end_for_now(self, hosted: Hosted) -> None:
-        hosted.end("the service has ended", goes_on=self._keeping.outlives_service(hosted.record))
+        hosted.end("the service has ended", goes_on=self.is_durable)
 
     async def _until_over(self, hosted: Hosted) -> None:
         """Return when a sandbox is to end, or has ended by itself."""
@@ -546,7 +591,7 @@ class SandboxHost:
                 await hosted.box.wait_lost()
             except TransactionRefused:  # a branch that was committed before anybody could look
                 return
-            goes_on = self._keeping.outlives_service(hosted.record) and hosted.branch_of is None
+            goes_on = self.is_durable and hosted.branch_of is None
             hosted.end(_LOST, goes_on=goes_on)
 
         async def watch_commit() -> None:
@@ -561,6 +606,8 @@ class SandboxHost:
                 watchers.start_soon(self._watch_use, hosted, ends_s, self._end_unused)
             if hibernates_s is not None and hosted.branch_of is None:
                 watchers.start_soon(self._watch_use, hosted, hibernates_s, self._hibernate_unused)
+            if (session := hosted.record.session) is not None:
+                watchers.start_soon(self._watch_use, hosted, session.away_s, self._end_forsaken)
             await hosted.ending.wait()
             watchers.cancel_scope.cancel()
 
@@ -577,6 +624,10 @@ class SandboxHost:
 
     def _end_unused(self, hosted: Hosted, why: str) -> None:
         hosted.end(why)
+
+    def _end_forsaken(self, hosted: Hosted, why: str) -> None:
+        if hosted.record.session is not None and hosted.record.session.id not in self._held:
+            hosted.end(f"the session that it was made for has not come back: {why}")
 
     def _hibernate_unused(self, hosted: Hosted, why: str) -> None:
         if not self._register.branches_of(hosted):

@@ -132,10 +132,6 @@ class SandboxKeeping:
         """Whether sandboxes outlive the service."""
         return self._backend.capabilities.durable
 
-    def outlives_service(self, record: HostedRecord) -> bool:
-        """Whether this sandbox does."""
-        return self.is_durable and not record.ends_with_service
-
     async def known(self) -> Sequence[HostedRecord]:
         """Return what an earlier service has left, the oldest first; what cannot be read is told, and stays.
 
@@ -175,7 +171,7 @@ class SandboxKeeping:
             BackendError: It could not be started; nothing of it is left.
         """
         name = SandboxId(record.id)
-        if not self.outlives_service(record):
+        if not self.is_durable:
             ready = await self._sandboxes.prepare(record.options)
             running = await self._backend.start(ready.prepared, identity_of(name))
             return KeptSandbox(self, self._sandboxes.have(running, ready, name=LineageId(name)), record, None)
@@ -301,7 +297,7 @@ class SandboxKeeping:
         Raises:
             BackendError: It cannot be written.
         """
-        if self.outlives_service(record):
+        if self.is_durable:
             write_record(self._folder / record.id / _RECORD, record)
 
     async def remove(self, name: SandboxId, store: FileStore | None = None) -> None:

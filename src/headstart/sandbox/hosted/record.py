@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import cast
 
 from headstart.errors import BackendError
+from headstart.ids import SessionId
 from headstart.runtime.codec import RecordCodec
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.sandbox.options import SandboxOptions
 
-__all__ = ["Hibernation", "HostedRecord", "read_record", "write_record"]
+__all__ = ["Hibernation", "HostedRecord", "OfSession", "read_record", "write_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,18 @@ class Hibernation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfSession:
+    """Whose a sandbox is that was made for a session: it ends with that.
+
+    Attributes:
+        away_s: For how long that may stay away after a restart of the service, until the sandbox ends.
+    """
+
+    id: SessionId
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRecord:
     """A hosted sandbox, as whoever restarts the service has to know it.
 
@@ -36,7 +49,7 @@ class HostedRecord:
         id: Its own.
         name: What its user calls it; None if it has no name.
         created_wall_s: When it was made, seconds since 1970.
-        ends_with_service: It is in memory alone, and nothing of it outlives the service.
+        session: The session that it ends with; None: it was made for none.
         ends_after_idle_s: After how long without use it is ended; None: never.
         hibernates_after_idle_s: After how long without use it is hibernated; None: never.
         had_kernel / had_shell: Whether there is a Python kernel or a bash session to be lost.
@@ -50,11 +63,15 @@ class HostedRecord:
     created_wall_s: float = 0.0
     ends_after_idle_s: float | None = None
     hibernates_after_idle_s: float | None = None
-    ends_with_service: bool = False
+    session: OfSession | None = None
     had_kernel: bool = False
     had_shell: bool = False
     shell: str | None = None
     hibernation: Hibernation | None = None
+
+    def is_of(self, session: SessionId) -> bool:
+        """Whether it was made for this session."""
+        return self.session is not None and self.session.id == session
 
 
 _codec = RecordCodec((HostedRecord,))

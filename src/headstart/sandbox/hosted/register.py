@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from headstart.errors import ConfigError, HeadstartError, SandboxUnknown
-from headstart.ids import IdParts, begins_id
+from headstart.ids import IdParts, SessionId, begins_id
 from headstart.sandbox.hosted.record import HostedRecord
 from headstart.sandbox.sandbox import Sandbox
 
@@ -158,6 +158,10 @@ class Register:
     def branches_of(self, hosted: Hosted) -> tuple[Hosted, ...]:
         """Return the branches of a sandbox that live."""
         return tuple(each for each in self._living.values() if each.branch_of == hosted.id)
+
+    def of_session(self, session: SessionId) -> tuple[Hosted, ...]:
+        """Return the sandboxes that live and were made for a session, without their branches."""
+        return tuple(each for each in self._living.values() if each.branch_of is None and each.record.is_of(session))
 
     # ------------------------------------------------------------ what changes
 

@@ -26,7 +26,7 @@ from headstart.errors import BackendError, SandboxUnknown
 from headstart.ids import SessionId
 from headstart.runtime.contract import Catalogue, JsonObject
 from headstart.runtime.handshake import Lists, as_catalogue
-from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.hosted import OfSession, SandboxHost
 from headstart.sandbox.options import HOST, SandboxOptions
 from headstart.sandbox.tools import arguments, commands, files, transactions
 from headstart.sandbox.tools.arguments import Arguments, CallRefused, checked, schema_of
@@ -163,11 +163,15 @@ class SandboxServer:
         host: Where sandboxes live.
         options: What they are made with.
         capabilities: What the backend that makes them can do.
+        away_s: For how long a session may stay away after a restart of the service, until its sandbox ends.
     """
 
-    def __init__(self, host: SandboxHost, options: SandboxOptions, capabilities: Capabilities) -> None:
+    def __init__(
+        self, host: SandboxHost, options: SandboxOptions, capabilities: Capabilities, *, away_s: float
+    ) -> None:
         self._host = host
         self._options = options
+        self._away_s = away_s
         self._tools = {tool.name: tool for tool in _TOOLS if capabilities.layers or not tool.layered}
         self._sessions: dict[SessionId, SessionSandbox] = {}
         self._catalogue = self._made_catalogue(capabilities)
@@ -203,11 +207,22 @@ class SandboxServer:
             raise MCPError(INVALID_PARAMS, f"Unknown tool: {asked.get('name')}. hint: there are {known}")
         held = self._sessions.get(session)
         if held is None:
-            held = self._sessions[session] = SessionSandbox(self._host, self._options, session)
+            held = self._sessions[session] = self._sandbox_of(session)
         text = await tool.call(held, asked.get("arguments"))
         sayable = text.encode(errors="replace").decode()  # names of files may hold what is no character
         result = CallToolResult(content=[TextContent(type="text", text=sayable)])
         return result.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def take_up(self, session: SessionId) -> bool:
+        """See `BuiltIn.take_up`."""
+        held = self._sandbox_of(session)
+        if not held.take_up():
+            return False
+        self._sessions[session] = held
+        return True
+
+    def _sandbox_of(self, session: SessionId) -> SessionSandbox:
+        return SessionSandbox(self._host, self._options, OfSession(id=session, away_s=self._away_s))
 
     def close(self, session: SessionId) -> None:
         """See `BuiltIn.close`."""

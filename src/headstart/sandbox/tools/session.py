@@ -1,4 +1,4 @@
-"""The sandbox of one session: made at its first call, ended with it."""
+"""The sandbox of one session: made at its first call, ended with it; a restart of the service it outlives."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 
 from headstart.errors import ConfigError, SandboxLost, SandboxUnknown, SessionUnknown, TransactionRefused
-from headstart.ids import ResourceId, SessionId
-from headstart.sandbox.hosted import SandboxHost
+from headstart.ids import ResourceId
+from headstart.sandbox.hosted import OfSession, SandboxHost
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.sandbox import Sandbox
 
@@ -32,14 +32,14 @@ class SessionSandbox:
     Args:
         host: Where sandboxes live.
         options: What it is made with.
-        session: Whose it is.
+        session: Whose it is, and for how long that may stay away after a restart of the service.
 
     Attributes:
         editing: Held while a file is changed, so that of two changes none is lost.
         has_state: Something was done that the session would miss.
     """
 
-    def __init__(self, host: SandboxHost, options: SandboxOptions, session: SessionId) -> None:
+    def __init__(self, host: SandboxHost, options: SandboxOptions, session: OfSession) -> None:
         self.host = host
         self.editing = anyio.Lock()
         self.has_state = False
@@ -50,11 +50,18 @@ class SessionSandbox:
         self._branches: dict[str, None] = {}
         self._has_ended = False
 
+    def take_up(self) -> bool:
+        """Go on with the sandbox that the session had before the service was started; return whether there is one."""
+        self._sandbox = self.host.take_up(self._session.id)
+        self.has_state = self._sandbox is not None
+        return self.has_state
+
     async def sandbox(self) -> str:
         """Return the sandbox's id; it is made if there is none.
 
         Raises:
             SandboxLost: It is gone, and its state with it; told once.
+            SandboxUnknown: It has lost its processes, and is being brought back.
             BackendError: It could not be started.
         """
         async with self._making:
@@ -68,12 +75,16 @@ class SessionSandbox:
 
         Raises:
             SandboxLost: It is not, and its state with it.
+            SandboxUnknown: It is being brought back.
         """
+        if self._sandbox is None:
+            return
         try:
-            if self._sandbox is not None:
-                with self.host.using(self._sandbox):
-                    pass
+            with self.host.using(self._sandbox):
+                pass
         except SandboxUnknown as gone:
+            if self.host.is_coming_back(self._sandbox):
+                raise _coming_back(self._sandbox) from gone
             self._lose(str(gone))
 
     def _lose(self, why: str) -> None:
@@ -86,14 +97,14 @@ class SessionSandbox:
 
     async def _make(self) -> str:
         try:
-            made = await self.host.create(self._options, name=_name_of(self._session), ends_with_service=True)
+            made = await self.host.create(self._options, name=_name_of(self._session.id), session=self._session)
         except ConfigError as error:
             if error.where != "name":
                 raise
-            made = await self.host.create(self._options, ends_with_service=True)  # another one is called so
+            made = await self.host.create(self._options, session=self._session)  # another one is called so
         if self._has_ended:
             self.host.end(made.id, _OVER)
-            raise SessionUnknown(f"session {self._session} has ended")
+            raise SessionUnknown(f"session {self._session.id} has ended")
         return made.id
 
     @asynccontextmanager
@@ -114,6 +125,7 @@ class SessionSandbox:
 
         Raises:
             SandboxLost: It has, and its state with it.
+            SandboxUnknown: It has, and is being brought back.
         """
         if self._sandbox is None:
             return
@@ -121,6 +133,8 @@ class SessionSandbox:
         with anyio.move_on_after(_SETTLING_S):
             with self.host.using(self._sandbox) as box:
                 await box.wait_lost()
+            if self.host.is_durable:
+                raise _coming_back(self._sandbox)
             self._lose(f"{self._sandbox} has ended by itself")
 
     # ------------------------------------------------------------ branches
@@ -163,9 +177,15 @@ class SessionSandbox:
     def end(self) -> None:
         """Have it end, with its branches; also one that is being made."""
         self._has_ended = True
-        if self._sandbox is not None:
-            self.host.end(self._sandbox, _OVER)
+        self.host.end_session(self._session.id, _OVER)
 
 
-def _name_of(session: SessionId) -> str:
+def _coming_back(sandbox: str) -> SandboxUnknown:
+    return SandboxUnknown(
+        f"{sandbox} has lost all that ran in it, and is being brought back with its files",
+        hint="call again in a moment",
+    )
+
+
+def _name_of(session: str) -> str:
     return f"mcp-{re.sub(r'[^A-Za-z0-9_.-]', '-', session)}"[:_LONGEST_NAME]
