@@ -37,7 +37,7 @@ def test_what_is_created_is_listed_shown_and_killed_as_json_when_piped(service: 
     (listed,) = [each for each in service.do("list").json["sandboxes"] if each["id"] == box]
     assert (listed["name"], listed["state"], listed["ends_after_idle_s"]) == ("mine", "running", 1000)
     assert service.do("show", box[:10]).json["id"] == box
-    assert service.do("kill", "mine").told == (0, "", [])
+    assert service.do("kill", "mine").json == {"killed": [box]}
     assert box not in [each["id"] for each in service.do("list").json["sandboxes"]]
     ended = service.do("show", box)
     assert ended.told == (
@@ -63,7 +63,8 @@ def test_all_are_killed_only_if_all_are_there(service: Service) -> None:
     assert (refused.status, refused.err.splitlines()[0]) == (1, "error: there is no sandbox 'nonesuch'")
     names = {each["name"] for each in service.do("list").json["sandboxes"]}
     assert {one, other} <= names
-    assert service.do("kill", one, other, one).told == (0, "", [])
+    ids = [service.id_of(one), service.id_of(other)]
+    assert service.do("kill", one, other, one).json == {"killed": ids}
     assert service.do("kill").told[::2] == (
         2,
         ["error: headstart sandbox kill: say which", "hint: give ids or names, or --all"],
@@ -218,16 +219,16 @@ def test_a_state_is_kept_gone_back_to_and_dropped(service: Service) -> None:
         ],
     )
     service.do("run", "--in", name, "echo 1 > f")
-    kept = service.do("checkpoint", name).json["id"]
+    kept, id_ = service.do("checkpoint", name).json["id"], service.id_of(name)
     service.do("run", "--in", name, "echo 2 > f")
-    assert service.do("rollback", name).told == (0, "", [])
+    assert service.do("rollback", name).json == {"id": id_, "checkpoint": kept, "frozen_secrets": []}
     assert service.do("run", "--in", name, "cat f").out == b"1\n"
     assert [each["id"] for each in service.do("show", name).json["checkpoints"]] == [kept]
     service.do("run", "--in", name, "echo 2 > f")
-    assert service.do("rollback", name, kept[:10]).told == (0, "", [])
+    assert service.do("rollback", name, kept[:10]).json["checkpoint"] == kept
     assert service.do("run", "--in", name, "cat f").out == b"1\n"
     assert service.do("rollback", name, "chk_").status == 1
-    assert service.do("drop", name, kept.removeprefix("chk_")[:8]).told == (0, "", [])
+    assert service.do("drop", name, kept.removeprefix("chk_")[:8]).json == {"id": id_, "dropped": kept}
     assert service.do("rollback", name, kept).status == 1
 
 
@@ -258,8 +259,8 @@ def test_a_branch_is_committed_or_in_conflict_or_killed(service: Service) -> Non
     one, other, third = (service.do("fork", name).json["id"] for _ in range(3))
     assert service.do("show", name).json["branches"] == [one, other, third]
     service.do("run", "--in", one, "echo one > f")
-    assert service.do("kill", third).told == (0, "", [])
-    assert service.do("commit", one).told == (0, "", [])
+    assert service.do("kill", third).json == {"killed": [third]}
+    assert service.do("commit", one).json == {"id": service.id_of(name), "committed": one}
     assert service.do("run", "--in", name, "cat f").out == b"one\n"
     stale = service.do("commit", other)
     assert (stale.status, stale.out, len(stale.err.splitlines())) == (1, b"", 2)
@@ -286,6 +287,7 @@ def test_with_a_fresh_identity_what_is_not_made_anew_is_told(service: Service) -
     kept = service.do("checkpoint", name).json["id"]
     back = service.do("rollback", name, kept, "--identity", "fresh")
     assert back.told[::2] == (0, ["as at the checkpoint, and not made anew: ~/.netrc"])
+    assert back.json["frozen_secrets"] == ["~/.netrc"]
     assert service.do("run", "--in", name, *look).out not in seen
     refused = service.do("fork", name, "--identity", "new")
     assert (refused.status, refused.out) == (2, b"")
@@ -293,19 +295,32 @@ def test_with_a_fresh_identity_what_is_not_made_anew_is_told(service: Service) -
 
 def test_a_paused_sandbox_refuses_and_goes_on_when_resumed(service: Service) -> None:
     name = service.create()
-    assert service.do("pause", name).told == (0, "", [])
+    id_ = service.id_of(name)
+    assert service.do("pause", name).json == {"id": id_, "state": "paused"}
     refused = service.do("run", "--in", name, "true")
     assert (refused.status, refused.err.splitlines()[1]) == (125, "hint: resume it first")
     assert service.do("show", name).json["state"] == "paused"
-    assert service.do("resume", name).told == (0, "", [])
+    assert service.do("resume", name).json == {"id": id_, "state": "running"}
     assert service.do("run", "--in", name, "true").status == 0
+
+
+def test_people_are_told_nothing_of_what_they_have_asked_for_unless_they_want_json(service: Service) -> None:
+    name = service.create()
+    for words in (["pause", name], ["resume", name], ["kill", name]):
+        with on_terminal(service, *words) as terminal:
+            assert terminal.ends() == 0
+            assert terminal.shown == b""
+    other = service.create()
+    with on_terminal(service, "kill", other, "--json") as terminal:
+        assert terminal.ends() == 0
+        assert list(json.loads(terminal.shown)) == ["killed"]
 
 
 @where_files_outlive
 def test_a_hibernated_sandbox_is_listed_as_that_and_woken_by_who_uses_it(service: Service) -> None:
     name = service.create("--hibernate-idle", "1000")
     service.do("run", "--in", name, "echo 1 > f")
-    assert service.do("hibernate", name).told == (0, "", [])
+    assert service.do("hibernate", name).json == {"id": service.id_of(name), "state": "hibernated"}
     [listed] = [each for each in service.do("list").json["sandboxes"] if each["name"] == name]
     assert (listed["state"], listed["usage"]["memory_bytes"]) == ("hibernated", 0)
     assert service.do("show", name).json["hibernates_after_idle_s"] == 1000
@@ -317,7 +332,7 @@ def test_a_hibernated_sandbox_is_listed_as_that_and_woken_by_who_uses_it(service
     assert service.do("run", "--in", name, "cat f").told == (0, "1\n", [])
     assert service.do("show", name).json["state"] == "running"
     service.do("hibernate", name)
-    assert service.do("resume", name).told == (0, "", [])
+    assert service.do("resume", name).json["state"] == "running"
     assert service.do("show", name).json["state"] == "running"
     branch = service.do("fork", name).json["id"]
     assert service.do("hibernate", name).told == (

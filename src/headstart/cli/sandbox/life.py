@@ -21,6 +21,7 @@ from headstart.cli.sandbox.options import (
     SandboxArgument,
     TemplateOption,
     as_json,
+    done,
     made,
     sandbox_options,
     with_service,
@@ -31,11 +32,12 @@ from headstart.cli.terminal import show as show_parts
 from headstart.ids import IdParts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from pathlib import Path
 
     from rich.table import Table
 
-    from headstart.sandbox import HostedInfo, HostedSandboxes
+    from headstart.sandbox import HostedInfo, HostedSandbox, HostedSandboxes
 
 __all__ = ["create", "events", "hibernate", "kill", "list_", "pause", "resume", "show"]
 
@@ -122,31 +124,33 @@ def show(sandbox: SandboxArgument, *, json: JsonOption = False, state_dir: State
         show_parts("", _table(branches))
 
 
-def pause(sandbox: SandboxArgument, *, state_dir: StateOption = None) -> None:
+def pause(sandbox: SandboxArgument, *, json: JsonOption = False, state_dir: StateOption = None) -> None:
     """Have everything in a sandbox stand still; it keeps its memory and uses no CPU."""
-
-    async def work(service: HostedSandboxes) -> None:
-        await (await service.get(sandbox)).pause()
-
-    with_service(state_dir, work)
+    _change(sandbox, lambda box: box.pause(), json=json, state_dir=state_dir)
 
 
-def hibernate(sandbox: SandboxArgument, *, state_dir: StateOption = None) -> None:
+def hibernate(sandbox: SandboxArgument, *, json: JsonOption = False, state_dir: StateOption = None) -> None:
     """End what runs in a sandbox and keep its files, until it is used again; it takes no memory meanwhile."""
-
-    async def work(service: HostedSandboxes) -> None:
-        await (await service.get(sandbox)).hibernate()
-
-    with_service(state_dir, work)
+    _change(sandbox, lambda box: box.hibernate(), json=json, state_dir=state_dir)
 
 
-def resume(sandbox: SandboxArgument, *, state_dir: StateOption = None) -> None:
+def resume(sandbox: SandboxArgument, *, json: JsonOption = False, state_dir: StateOption = None) -> None:
     """Let a paused sandbox go on where it was; wake one that is hibernated."""
+    _change(sandbox, lambda box: box.resume(), json=json, state_dir=state_dir)
 
-    async def work(service: HostedSandboxes) -> None:
-        await (await service.get(sandbox)).resume()
 
-    with_service(state_dir, work)
+def _change(
+    sandbox: str, change: Callable[[HostedSandbox], Awaitable[None]], *, json: bool, state_dir: Path | None
+) -> None:
+    """Have a sandbox be at something else, and tell a program what it is at then."""
+
+    async def work(service: HostedSandboxes) -> HostedInfo:
+        box = await service.get(sandbox)
+        await change(box)
+        return await box.info()
+
+    info = with_service(state_dir, work)
+    done({"id": info.id, "state": info.state.value}, json=json)
 
 
 def kill(
@@ -155,6 +159,7 @@ def kill(
     ] = None,
     *,
     all_of_them: Annotated[bool, typer.Option("--all", help="All that live.")] = False,
+    json: JsonOption = False,
     state_dir: StateOption = None,
 ) -> None:
     """End sandboxes, with their branches and all that is in them."""
@@ -163,13 +168,15 @@ def kill(
     if bool(sandboxes) == all_of_them:
         raise ConfigError("say which", where="headstart sandbox kill", hint="give ids or names, or --all")
 
-    async def work(service: HostedSandboxes) -> None:
+    async def work(service: HostedSandboxes) -> list[str]:
         names = sandboxes or [each.id for each in await service.list() if each.branch_of is None]
         found = [await service.get(each) for each in names]  # all are there, or none is killed
-        for box in {each.id: each for each in found}.values():
+        boxes = {each.id: each for each in found}
+        for box in boxes.values():
             await box.kill()
+        return list(boxes)
 
-    with_service(state_dir, work)
+    done({"killed": with_service(state_dir, work)}, json=json)
 
 
 def events(*, json: JsonOption = False, state_dir: StateOption = None) -> None:

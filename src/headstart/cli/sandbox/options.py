@@ -30,6 +30,7 @@ __all__ = [
     "SandboxArgument",
     "TemplateOption",
     "as_json",
+    "done",
     "made",
     "mount",
     "sandbox_options",
@@ -144,6 +145,12 @@ def with_service(state_dir: Path | None, work: Callable[[HostedSandboxes], Await
 def as_json(*, asked: bool) -> bool:
     """Whether to print JSON: if asked to, or if a program reads it."""
     return asked or not sys.stdout.isatty()
+
+
+def done(facts: Mapping[str, Any], *, json: bool) -> None:
+    """Tell a program what was done; people know what they have asked for."""
+    if as_json(asked=json):
+        print_json(facts)
 
 
 def made(facts: Mapping[str, Any], *, quiet: bool, json: bool, then: str) -> None:

@@ -13,12 +13,14 @@ from headstart.cli.sandbox.options import (
     JsonOption,
     QuietOption,
     SandboxArgument,
+    done,
     made,
     with_service,
 )
 from headstart.cli.settings import StateOption
 from headstart.cli.terminal import say, shown
 from headstart.errors import TransactionRefused
+from headstart.runtime.kept import id_meant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,36 +57,42 @@ def rollback(
     ] = None,
     *,
     identity: IdentityOption = "same",
+    json: JsonOption = False,
     state_dir: StateOption = None,
 ) -> None:
     """Go back to a checkpoint. What runs is ended."""
 
-    async def work(service: HostedSandboxes) -> Sequence[str]:
+    async def work(service: HostedSandboxes) -> tuple[str, str, Sequence[str]]:
         box = await service.get(sandbox)
-        chosen = to
-        if chosen is None:
-            kept = (await box.info()).checkpoints
-            if not kept:
-                hint = f"make one first: headstart sandbox checkpoint {sandbox}"
-                raise TransactionRefused(f"{box.id} has no checkpoint to go back to", hint=hint)
-            chosen = kept[-1].id
-        return await box.rollback(chosen, identity=identity)
+        kept = (await box.info()).checkpoints
+        if to is None and not kept:
+            hint = f"make one first: headstart sandbox checkpoint {sandbox}"
+            raise TransactionRefused(f"{box.id} has no checkpoint to go back to", hint=hint)
+        chosen = kept[-1].id if to is None else id_meant(to, kept)
+        return box.id, chosen, await box.rollback(chosen, identity=identity)
 
-    _tell_frozen(with_service(state_dir, work), as_before="at the checkpoint")
+    id_, chosen, frozen = with_service(state_dir, work)
+    done({"id": id_, "checkpoint": chosen, "frozen_secrets": list(frozen)}, json=json)
+    _tell_frozen(frozen, as_before="at the checkpoint")
 
 
 def drop(
     sandbox: SandboxArgument,
     kept: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Nobody will go back to it.")],
     *,
+    json: JsonOption = False,
     state_dir: StateOption = None,
 ) -> None:
     """Let go of a checkpoint, and of the memory that only it needs."""
 
-    async def work(service: HostedSandboxes) -> None:
-        await (await service.get(sandbox)).drop(kept)
+    async def work(service: HostedSandboxes) -> tuple[str, str]:
+        box = await service.get(sandbox)
+        chosen = id_meant(kept, (await box.info()).checkpoints)
+        await box.drop(chosen)
+        return box.id, chosen
 
-    with_service(state_dir, work)
+    id_, chosen = with_service(state_dir, work)
+    done({"id": id_, "dropped": chosen}, json=json)
 
 
 def fork(
@@ -117,10 +125,14 @@ def _tell_frozen(secrets: Sequence[str], *, as_before: str) -> None:
         say(f"as {as_before}, and not made anew: {', '.join(shown(each) for each in secrets)}")
 
 
-def commit(branch: SandboxArgument, *, state_dir: StateOption = None) -> None:
+def commit(branch: SandboxArgument, *, json: JsonOption = False, state_dir: StateOption = None) -> None:
     """Let the sandbox that a branch was forked from be what the branch is."""
 
-    async def work(service: HostedSandboxes) -> None:
-        await (await service.get(branch)).commit()
+    async def work(service: HostedSandboxes) -> tuple[str | None, str]:
+        box = await service.get(branch)
+        origin = (await box.info()).branch_of
+        await box.commit()
+        return origin, box.id
 
-    with_service(state_dir, work)
+    origin, id_ = with_service(state_dir, work)
+    done({"id": origin, "committed": id_}, json=json)

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from headstart.errors import NotCapturable, TransactionRefused
-from headstart.ids import begins_id
+from headstart.runtime.kept import id_meant
 from headstart.runtime.remembered import SessionState
 from headstart.sandbox.sandbox import Sandbox
 from headstart.sandbox.tools.arguments import Checkpoint, Commit, Discard, Drop, Fork, Rollback
@@ -121,10 +121,8 @@ def _what_is_in(kept: SessionState) -> str:
 
 def _checkpoint_meant(box: Sandbox, said: str | None) -> str:
     """Return a checkpoint's whole id, or what was said if that is none's, which is told by who looks for it."""
-    known = [each.id for each in box.checkpoints]
     if said is not None:
-        found = [each for each in known if begins_id(each, said)]
-        return found[0] if len(found) == 1 else said
-    if not known:
+        return id_meant(said, box.checkpoints)
+    if not box.checkpoints:
         raise TransactionRefused("there is no checkpoint to go back to", hint="checkpoint makes one")
-    return known[-1]
+    return box.checkpoints[-1].id
