@@ -84,6 +84,7 @@ def test_all_are_killed_only_if_all_are_there(service: Service) -> None:
         (("create", "--network", "all"), 2, "error: network: there is no network 'all'"),
         (("create", "--mount", "m/ro:foo"), 2, "error: --mount: m/ro:foo: 'foo' is no way to mount"),
         (("create", "--disk", "-1"), 2, "error: disk_mb: -1.0 is not possible"),
+        (("create", "--pids", "0"), 2, "error: pids: 0 is not possible"),
         (("run", "--timeout", "-1", "true"), 2, "error: --timeout: -1 is no time"),
         (("run", "--timeout", "0", "true"), 2, "error: --timeout: 0 is no time"),
         (("create", "--mount", "/nonesuch"), 1, "error: sandbox: /nonesuch is to be mounted, but does not exist"),
@@ -240,6 +241,14 @@ def test_how_much_may_be_written_can_be_said(service: Service) -> None:
     done = service.do("run", "--in", name, "head -c 60000000 /dev/zero > f; stat -c %s f")
     assert done.status == 0
     assert int(done.out) < 40_000_000
+
+
+def test_how_many_processes_there_may_be_can_be_said(service: Service) -> None:
+    name = service.create("--pids", "30")
+    done = service.do("run", "--in", name, "for _ in {1..50}; do sleep 60 & done")
+    assert "Resource temporarily unavailable" in done.err
+    refused = service.do("run", "--in", name, "--pids", "40", "true")
+    assert refused.err.startswith("error: --pids: ")
 
 
 def test_one_that_has_ended_is_told_as_that_by_its_name_too(service: Service) -> None:

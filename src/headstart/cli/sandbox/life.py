@@ -17,6 +17,7 @@ from headstart.cli.sandbox.options import (
     MemoryOption,
     MountOption,
     NetworkOption,
+    PidsOption,
     QuietOption,
     SandboxArgument,
     TemplateOption,
@@ -52,6 +53,7 @@ def create(  # noqa: PLR0913 (a command's options)
     memory_mb: MemoryOption = 2_000,
     cpu_cores: CpuOption = None,
     disk_mb: DiskOption = 1_000,
+    pids: PidsOption = 512,
     ends_after_idle_s: Annotated[
         float | None, typer.Option("--idle", metavar="S", help="End it when nobody has used it for so long.")
     ] = None,
@@ -72,6 +74,7 @@ def create(  # noqa: PLR0913 (a command's options)
         memory_mb=memory_mb,
         cpu_cores=cpu_cores,
         disk_mb=disk_mb,
+        pids=pids,
     )
 
     async def work(service: HostedSandboxes) -> str:

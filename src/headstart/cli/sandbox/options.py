@@ -26,6 +26,7 @@ __all__ = [
     "MemoryOption",
     "MountOption",
     "NetworkOption",
+    "PidsOption",
     "QuietOption",
     "SandboxArgument",
     "TemplateOption",
@@ -51,6 +52,9 @@ EnvOption = Annotated[
 NetworkOption = Annotated[str, typer.Option("--network", help="none or host.")]
 MemoryOption = Annotated[int, typer.Option("--memory", metavar="MB", help="The most it may use.")]
 DiskOption = Annotated[float, typer.Option("--disk", metavar="MB", help="The most it may write, outside of rw mounts.")]
+PidsOption = Annotated[
+    int, typer.Option("--pids", metavar="COUNT", help="The most processes and threads that it may have at once.")
+]
 CpuOption = Annotated[float | None, typer.Option("--cpu", metavar="CORES", help="The most it may use.")]
 SandboxArgument = Annotated[
     str, typer.Argument(metavar="SANDBOX", help="Its id or name; the beginning of its id is enough.")
@@ -80,6 +84,7 @@ def sandbox_options(  # noqa: PLR0913 (what these commands take)
     memory_mb: int,
     cpu_cores: float | None,
     disk_mb: float,
+    pids: int,
 ) -> SandboxOptions:
     """Return what a sandbox is to be made with.
 
@@ -95,6 +100,7 @@ def sandbox_options(  # noqa: PLR0913 (what these commands take)
         memory_mb=memory_mb,
         cpu_cores=cpu_cores,
         disk_mb=disk_mb,
+        pids=pids,
         env=dict(variable(each) for each in env or ()),
     )
 

@@ -18,6 +18,7 @@ from headstart.cli.sandbox.options import (
     MemoryOption,
     MountOption,
     NetworkOption,
+    PidsOption,
     TemplateOption,
     sandbox_options,
     variable,
@@ -42,7 +43,7 @@ NO_SANDBOX_STATUS = 125
 
 _CHUNK_BYTES = 65_536
 
-_OF_A_NEW_ONE = ("template", "mounts", "network", "memory_mb", "cpu_cores", "disk_mb")
+_OF_A_NEW_ONE = ("template", "mounts", "network", "memory_mb", "cpu_cores", "disk_mb", "pids")
 
 
 def run(  # noqa: PLR0913 (a command's options)
@@ -60,6 +61,7 @@ def run(  # noqa: PLR0913 (a command's options)
     memory_mb: MemoryOption = 2_000,
     cpu_cores: CpuOption = None,
     disk_mb: DiskOption = 1_000,
+    pids: PidsOption = 512,
     timeout_s: Annotated[float | None, typer.Option("--timeout", metavar="S", help="Kill it after this long.")] = None,
     state_dir: StateOption = None,
 ) -> None:
@@ -80,6 +82,7 @@ def run(  # noqa: PLR0913 (a command's options)
                 memory_mb=memory_mb,
                 cpu_cores=cpu_cores,
                 disk_mb=disk_mb,
+                pids=pids,
             )
             where = None if cwd is None else str(Path(cwd).expanduser().absolute())
             state = state_dir_of(state_dir)

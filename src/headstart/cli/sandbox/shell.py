@@ -21,6 +21,7 @@ from headstart.cli.sandbox.options import (
     MemoryOption,
     MountOption,
     NetworkOption,
+    PidsOption,
     TemplateOption,
     sandbox_options,
     variable,
@@ -55,6 +56,7 @@ def shell(  # noqa: PLR0913 (a command's options)
     memory_mb: MemoryOption = 2_000,
     cpu_cores: CpuOption = None,
     disk_mb: DiskOption = 1_000,
+    pids: PidsOption = 512,
     state_dir: StateOption = None,
 ) -> None:
     """Open a terminal in a sandbox; its exit status is the shell's."""
@@ -70,6 +72,7 @@ def shell(  # noqa: PLR0913 (a command's options)
         memory_mb=memory_mb,
         cpu_cores=cpu_cores,
         disk_mb=disk_mb,
+        pids=pids,
     )
     variables = {"TERM": os.environ.get("TERM", "xterm-256color"), **dict(variable(each) for each in env or ())}
     raise typer.Exit(run_interruptible(lambda: _shell(sandbox, state_dir, options, cwd, variables)))
