@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -504,3 +506,37 @@ async def fill_and_go_back(box: headstart.Sandbox) -> None:
         await box.rollback(kept)
     finally:
         await box.run("rm -r filler")
+
+
+FORGETFUL = """
+import sys
+import anyio
+import headstart
+
+async def main():
+    async with headstart.Sandboxes.open(state_dir=sys.argv[1]) as boxes, boxes.create() as box:
+        await box.run_code("x = 1")
+        await box.run_in_shell("NAME=value")
+        branch, other = await box.fork(files_only=True), await box.fork(files_only=True)
+        await branch.run_code("x = 2")
+        await branch.run_in_shell("NAME=other")
+        branch = other
+        await branch.run_code("x = 3")
+        await branch.run_in_shell("NAME=third")
+        del branch, other
+        await box.run_code("x")
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.skipif(not may_make_namespaces(), reason="the local backend cannot run here: no namespaces")
+def test_a_branch_that_nobody_holds_or_discards_ends_with_its_sandbox_without_a_word(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETFUL, str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

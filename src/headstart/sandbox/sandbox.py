@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Self, TypeVar
-from weakref import WeakValueDictionary
 
 import anyio
 
@@ -63,7 +62,8 @@ class Sandbox:
         self._branch = branch
         self._files = SandboxFiles(self._current, self._running)
         self._sessions = Sessions(self._running, self._env)
-        self._branches: WeakValueDictionary[SandboxId, Branch] = WeakValueDictionary()
+        self._branches: dict[SandboxId, Branch] = {}
+        """Until they end, whether their users still have them or not: what runs in them needs an owner."""
         self._replaced: list[Sessions] = []
         self._committed = anyio.Event()
         if branch is None:
@@ -507,16 +507,22 @@ class Sandbox:
         try:
             await self._lineage.suspend()
         finally:
-            await self._sessions.aclose()
-            await self._let_go_of_replaced()
+            await self._let_go()
 
     async def kill(self) -> None:
         """End it now, and everything in it. Idempotent."""
         try:
             await self._end()
         finally:
-            await self._sessions.aclose()  # they have ended; what we hold of them is let go of
-            await self._let_go_of_replaced()
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Let go of what is held of all that ran here, and in branches; it has ended."""
+        for branch in tuple(self._branches.values()):
+            await branch._let_go()  # noqa: SLF001 a branch is its origin's other half
+        self._branches.clear()
+        await self._sessions.aclose()
+        await self._let_go_of_replaced()
 
     async def _end(self) -> None:
         await self._lineage.aclose()
@@ -575,6 +581,7 @@ class Branch(Sandbox):
 
     async def _end(self) -> None:
         await self._lineage.discard(self._name)
+        self._origin._branches.pop(self._name, None)  # noqa: SLF001 a branch is its origin's other half
 
     async def __aenter__(self) -> Self:
         return self
