@@ -609,7 +609,9 @@ async def test_the_sandbox_of_a_session_that_does_not_come_back_after_a_restart_
             await until_gone(started, "mcp-stays-away")
             assert await returns.ok("list_files") == "f  0"
         async with talking(started, "stays-away") as away:
-            assert "sandbox: this session's state is gone, with the sandbox that held it" in await away.error("list_files")
+            assert "sandbox: this session's state is gone, with the sandbox that held it" in await away.error(
+                "list_files"
+            )
             assert await away.ok("list_files") == "[the folder is empty]"
 
 

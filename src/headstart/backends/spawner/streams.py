@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
-from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream, NoEventLoopError
+from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 __all__ = ["PipeReceiveStream", "PipeSendStream", "StdioPipes"]
@@ -33,7 +33,7 @@ class _Pipe:
         """Close at once; idempotent. Whoever waits on it gets `ClosedResourceError`."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            with suppress(NoEventLoopError):  # it has ended, and who waited with it
+            with suppress(RuntimeError):  # `NoEventLoopError`, or one that has ended, and who waited with it
                 anyio.notify_closing(descriptor)
             os.close(descriptor)
 

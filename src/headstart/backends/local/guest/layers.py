@@ -333,9 +333,9 @@ class Errand:
         return ", ".join(self._held.get(pid, [name_of(pid)]))
 
     def _is_beside(self, pid: int, inside: str) -> bool:
-        """Whether it is kept apart; or goes on in another sandbox, and is in this one's control groups for a moment more."""
+        """Whether it is kept apart; or is known to go on in another sandbox, and is in our groups for a moment more."""
         is_kept = pid in self._beside or (self._tracer != 0 and processes.tracer_of(pid) == self._tracer)
-        return is_kept or processes.pid_namespace(pid) != inside
+        return is_kept or bool(inside and processes.pid_namespace(pid) not in ("", inside))  # "": we may not look
 
     @staticmethod
     def _targets(plan: dict[str, Any]) -> set[str]:
