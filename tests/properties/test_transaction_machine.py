@@ -6,7 +6,7 @@ journalling. Beside it stands a model that knows nothing of versions: what files
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from headstart.core.transaction import (
     Abridgement,
     BranchExited,
     BranchForked,
+    BranchState,
     CaptureCheckpoint,
     CheckpointCaptured,
     CheckpointDropRequested,
@@ -49,6 +50,7 @@ from headstart.core.transaction import (
     RunEnded,
     RunRequested,
     RuntimeRestarted,
+    Stage,
     StageCommit,
     StageFailed,
     StageRollback,
@@ -62,6 +64,7 @@ from headstart.core.transaction import (
     TransactionInstruction,
     VerifyStaged,
     recover,
+    replayed,
     retold,
 )
 from headstart.ids import CheckpointId, SandboxId
@@ -98,7 +101,12 @@ class Forked:
 
     origin: int
     state: int
-    ran: list[ActionKey] = field(default_factory=list[ActionKey])
+    ran: list[ActionKey | None] = field(default_factory=list[ActionKey | None])
+
+
+def forked(view: LineageView) -> list[SandboxId]:
+    """Return the branches that are there, whole."""
+    return [each.id for each in view.branches if each.state in {BranchState.OPEN, BranchState.COMMITTING}]
 
 
 class TransactionMachine(RuleBasedStateMachine):
@@ -271,9 +279,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 self.disk[act.branch] = {"half": 1}
             case StageRollback():
                 self.disk[act.staged] = {"half": 1}
-            case StageCommit():
-                self.disk[act.branch]["half"] = 1
-            case VerifyStaged() | SwapIn():
+            case StageCommit() | VerifyStaged() | SwapIn():
                 pass
 
     # ------------------------------------------------------------ what is asked
@@ -377,14 +383,14 @@ class TransactionMachine(RuleBasedStateMachine):
     def commit_branch(self, branch: SandboxId, named: str) -> None:
         request = self.ask()
         forked = self.branches[branch]
-        actions = {"none": None, "right": (*forked.ran,), "wrong": (*forked.ran, ActionKey("c"))}[named]
+        ran = tuple(each for each in forked.ran if each is not None)
+        actions = {"none": None, "right": ran, "wrong": (*ran, ActionKey("c"))}[named]
+        is_wrong = actions is not None and [*actions] != forked.ran
         out = self.request(
             CommitRequested(at_s=self.now_s, lineage=ME, request=request, branch=branch, actions=actions), request
         )
         if not isinstance(out[0], RefuseTransaction):
-            expected = (
-                ReportMismatch if named == "wrong" else StageCommit if forked.origin == self.state else ReportConflict
-            )
+            expected = ReportMismatch if is_wrong else StageCommit if forked.origin == self.state else ReportConflict
             assert isinstance(out[0], expected)
 
     @rule(data=st.data())
@@ -525,11 +531,11 @@ class TransactionMachine(RuleBasedStateMachine):
         version = self.version() if doubtful or data.draw(st.booleans()) else None
         open_requests = {*self.unanswered, *self.runs}
         before = self.lineage.view()
-        open_branches = {each.id for each in before.branches}
-        restarted = RuntimeRestarted(at_s=self.now_s, lineage=ME, version=version)
+        there = {each: self.version() for each in forked(before) if data.draw(st.sampled_from([True, True, False]))}
+        restarted = RuntimeRestarted(at_s=self.now_s, lineage=ME, version=version, branches=tuple(there.items()))
         recovery = recover(self.journal, restarted)
         assert {*recovery.interrupted} == open_requests
-        assert {branch for branch, _ in recovery.branches} == open_branches
+        assert {branch for branch, _ in recovery.branches} == {each.id for each in before.branches} - {*there}
         assert (recovery.canonical is None) == self.closed
         assert self.closed or version is None or recovery.version == version
         self.journal.append(restarted)
@@ -538,13 +544,25 @@ class TransactionMachine(RuleBasedStateMachine):
         self.restart_abridged(restarted, before)
         self.lineage.check_invariants()
         self.doing, self.to_collect, self.told_garbage = [], [], []
-        self.runs, self.unanswered, self.branches = {}, {}, {}
+        is_left_alone = not any(run.sandbox == before.sandbox for run in self.runs.values())
+        self.runs, self.unanswered = {}, {}
         for each in recovery.instructions:
             self.take(each)
         told = {*recovery.garbage_sandboxes, *recovery.garbage_checkpoints}
         assert {*self.told_garbage} == told
+        self.branches_go_on(there, is_moved_along=is_left_alone and version is not None)
         if version is not None:
-            self.state = self.names = self.names + 1
+            self.state = self.names
+
+    def branches_go_on(self, there: dict[SandboxId, StateVersion], *, is_moved_along: bool) -> None:
+        """What is not there is lost; what is there has the canonical state's fate, unless that was being changed."""
+        self.names += 1
+        assert {each.id: each.version for each in self.lineage.view().branches} == there
+        self.branches = {name: self.branches[name] for name in there}
+        for number, branch in enumerate(self.branches.values()):
+            branch.origin = self.names if is_moved_along and branch.origin == self.state else branch.origin
+            branch.state = -self.names - number
+            branch.ran.append(None)
 
     def restart_abridged(self, restarted: RuntimeRestarted, before: LineageView) -> None:
         view = self.lineage.view()
@@ -552,13 +570,14 @@ class TransactionMachine(RuleBasedStateMachine):
         self.lengths.append(len(self.abridged))
         self.abridgement = Abridgement(view)
         if view.sandbox is not None:
-            again = RuntimeRestarted(at_s=self.now_s, lineage=ME)
-            told = recover(retold(view, view.sandbox, at_s=self.now_s), again)
-            told.lineage.check_invariants()
-            assert (told.canonical, told.version) == (view.sandbox, view.version)
-            assert told.lineage.view().checkpoints == view.checkpoints
-            assert not told.garbage_sandboxes
-            assert not told.garbage_checkpoints
+            told = replayed(retold(view, view.sandbox, at_s=self.now_s), ME)
+            told.check_invariants()
+            again = told.view()
+            assert (again.sandbox, again.version) == (view.sandbox, view.version)
+            assert again.checkpoints == view.checkpoints
+            assert {*again.branches} == {*view.branches}
+            assert (again.stage, again.runs) == (Stage.IDLE, ())
+            assert (again.garbage_sandboxes, again.garbage_checkpoints) == ((), ())
 
     @precondition(lambda self: self.names > 150)
     @rule()
@@ -618,8 +637,8 @@ class TransactionMachine(RuleBasedStateMachine):
             return
         for cut, moment in enumerate(self.moments, start=1):
             self.cut_journal_has_one_answer(self.journal[:cut], moment)
-        for length, moment in zip(self.lengths, self.moments, strict=True):
-            self.abridged_journal_has_the_same_answer(self.abridged[:length], moment)
+        for cut, (length, moment) in enumerate(zip(self.lengths, self.moments, strict=True), start=1):
+            self.abridged_journal_has_the_same_answer(self.abridged[:length], self.journal[:cut], moment)
         self.close()
         while self.to_collect:
             each = self.to_collect.pop()
@@ -630,28 +649,50 @@ class TransactionMachine(RuleBasedStateMachine):
         assert (self.disk, self.sealed) == ({}, {})
 
     def cut_journal_has_one_answer(self, journal: list[TransactionEvent], moment: LineageView) -> None:
-        restarted = RuntimeRestarted(at_s=self.now_s, lineage=ME)
-        recovery = recover(journal, restarted)
+        there = forked(moment)
+        recovery = recover(journal, restart(self.now_s, "", there))
         recovery.lineage.check_invariants()
         assert (recovery.canonical, recovery.version) == (moment.sandbox, moment.version)
-        made = {moment.staged, *(each.id for each in moment.branches), *moment.garbage_sandboxes} - {None}
-        assert sorted(recovery.garbage_sandboxes) == sorted(filter(None, made)), "garbage, exactly once"
+        assert [each.id for each in recovery.lineage.view().branches] == there
+        assert sorted(recovery.garbage_sandboxes) == garbage(moment), "garbage, exactly once"
         sealed = {moment.capturing, *moment.garbage_checkpoints} - {None}
         assert sorted(recovery.garbage_checkpoints) == sorted(filter(None, sealed))
-        again = recover([*journal, restarted], restarted)
-        assert again.lineage.view() == recovery.lineage.view(), "a crash during recovery has the same answer"
+        again = recover([*journal, restart(self.now_s, "", there)], restart(self.now_s, "again ", there))
+        for branch in (*recovery.lineage.view().branches, *again.lineage.view().branches):
+            assert branch.version.endswith(f"{branch.id} after"), "a crash during recovery has the same answer"
+        assert without_versions(again.lineage.view()) == without_versions(recovery.lineage.view())
 
-    def abridged_journal_has_the_same_answer(self, journal: list[TransactionEvent], moment: LineageView) -> None:
+    def abridged_journal_has_the_same_answer(
+        self, journal: list[TransactionEvent], whole: list[TransactionEvent], moment: LineageView
+    ) -> None:
         after = StateVersion("after")
-        recovery = recover(journal, RuntimeRestarted(at_s=self.now_s, lineage=ME, version=after))
+        restarted = replace(restart(self.now_s, "", forked(moment)), version=after)
+        recovery, expected = recover(journal, restarted), recover(whole, restarted)
         recovery.lineage.check_invariants()
         assert recovery.canonical == moment.sandbox
         assert moment.sandbox is None or recovery.version == after
         assert recovery.lineage.view().checkpoints == moment.checkpoints
-        made = {moment.staged, *(each.id for each in moment.branches), *moment.garbage_sandboxes} - {None}
-        assert sorted(recovery.garbage_sandboxes) == sorted(filter(None, made))
+        assert recovery.lineage.view().branches == expected.lineage.view().branches, "a branch conflicts, or does not"
+        assert sorted(recovery.garbage_sandboxes) == garbage(moment)
         sealed = {moment.capturing, *moment.garbage_checkpoints} - {None}
         assert sorted(recovery.garbage_checkpoints) == sorted(filter(None, sealed))
+
+
+def restart(at_s: float, name: str, there: list[SandboxId]) -> RuntimeRestarted:
+    """Have all branches go on that are there; nothing was taken from the canonical state."""
+    branches = tuple((each, StateVersion(f"{name}{each} after")) for each in there)
+    return RuntimeRestarted(at_s=at_s, lineage=ME, branches=branches)
+
+
+def garbage(moment: LineageView) -> list[str]:
+    """Return the sandboxes of which a restart at this moment leaves nothing."""
+    made = {moment.staged, *(each.id for each in moment.branches)} - {*forked(moment)}
+    return sorted(filter(None, {*made, *moment.garbage_sandboxes}))
+
+
+def without_versions(view: LineageView) -> LineageView:
+    """Return it without those of its branches."""
+    return replace(view, branches=tuple(replace(each, version=StateVersion("")) for each in view.branches))
 
 
 TestTransactions = TransactionMachine.TestCase

@@ -157,9 +157,13 @@ class Driven:
     def closes(self) -> Out:
         return self.tell(LineageClosed(at_s=0.0, lineage=ME))
 
-    def killed(self, version: str | None = None, *, cut: int | None = None) -> Recovery:
+    def killed(
+        self, version: str | None = None, *, cut: int | None = None, there: dict[str, str] | None = None
+    ) -> Recovery:
+        """Restart it; the branches that are `there` have got these versions."""
         new = None if version is None else StateVersion(version)
-        return recover(self.journal[:cut], RuntimeRestarted(at_s=9.0, lineage=ME, version=new))
+        branches = tuple((SandboxId(name), StateVersion(each)) for name, each in (there or {}).items())
+        return recover(self.journal[:cut], RuntimeRestarted(at_s=9.0, lineage=ME, version=new, branches=branches))
 
 
 def driven() -> Driven:

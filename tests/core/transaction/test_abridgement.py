@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from headstart.core.transaction import (
+    BranchState,
+    BranchView,
     Lineage,
     LineageId,
     LineageOpened,
     RuntimeRestarted,
     StateVersion,
     recover,
+    replayed,
     retold,
 )
 from headstart.ids import CheckpointId, SandboxId
@@ -32,3 +35,29 @@ def test_a_journal_that_is_told_anew_says_what_is_canonical_and_what_is_kept(kep
     assert told.lineage.view().checkpoints == checkpoints
     assert not told.garbage_sandboxes
     assert not told.garbage_checkpoints
+
+
+@pytest.mark.parametrize("origins", ["a", "z", "y", "zz", "yx", "azyb"])
+@pytest.mark.parametrize("kept", ["", "ab"])
+@pytest.mark.parametrize("now", ["a", "z"])
+def test_a_journal_that_is_told_anew_has_each_branch_with_its_origin_and_its_version(
+    origins: str, kept: str, now: str
+) -> None:
+    checkpoints = tuple((CheckpointId(f"c{number}"), StateVersion(each)) for number, each in enumerate(kept))
+    branches = tuple(
+        BranchView(
+            id=SandboxId(f"b{number}"),
+            state=BranchState.OPEN,
+            origin=StateVersion(each),
+            version=StateVersion(f"w{number}"),
+        )
+        for number, each in enumerate(origins)
+    )
+    opened = LineageOpened(at_s=0.0, lineage=ME, sandbox=BOX, version=StateVersion(now))
+    view = replace(Lineage(opened).view(), checkpoints=checkpoints, branches=branches)
+    told = replayed(retold(view, BOX, at_s=1.0), ME)
+    told.check_invariants()
+    again = told.view()
+    assert (again.sandbox, again.version, again.checkpoints) == (BOX, now, checkpoints)
+    assert {*again.branches} == {*branches}
+    assert (again.garbage_sandboxes, again.garbage_checkpoints) == ((), ())

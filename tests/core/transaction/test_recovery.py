@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import pytest
 
+from headstart.core.actions import ActionKey, Effect
 from headstart.core.transaction import (
     BranchFate,
+    BranchState,
     CaptureCheckpoint,
     CheckpointRequested,
+    CommitRequested,
     LineageOpened,
+    Recovery,
+    ReportConflict,
+    ReportMismatch,
     RequestId,
     RestoreCanonical,
     RuntimeRestarted,
+    StageCommit,
     StateVersion,
 )
 from headstart.errors import InvalidTransition
 from headstart.ids import CheckpointId, SandboxId
 
-from .driving import ME, YOU, Driven, collect, driven, with_branch, with_checkpoint
+from .driving import ME, YOU, Driven, Out, collect, driven, with_branch, with_checkpoint
 
 
 def commits(d: Driven) -> None:
@@ -149,3 +156,67 @@ def test_a_journal_in_which_events_are_missing_is_not_believed() -> None:
     del d.journal[-3]
     with pytest.raises(InvalidTransition, match="StateVerified is not possible in state 'staging'"):
         d.killed()
+
+
+def then_commit(left: Recovery, actions: tuple[ActionKey, ...] | None = None) -> Out:
+    request = CommitRequested(
+        at_s=9.0, lineage=ME, request=RequestId("after"), branch=SandboxId("bra"), actions=actions
+    )
+    out = left.lineage.handle(request)
+    left.lineage.check_invariants()
+    return out
+
+
+def test_a_branch_that_is_there_after_a_crash_goes_on_and_can_be_committed() -> None:
+    d = with_branch()
+    d.ran(branch="bra")
+    left = d.killed("after", there={"bra": "w"})
+    assert (left.branches, left.garbage_sandboxes) == ((), ())
+    [branch] = left.lineage.view().branches
+    assert (branch.state, branch.origin, branch.version) == (BranchState.OPEN, "after", "w")
+    assert then_commit(left) == [StageCommit(request=RequestId("after"), branch=SandboxId("bra"))]
+
+
+def test_killed_at_any_stage_of_a_commit_the_branch_is_there_as_before_or_canonical() -> None:
+    d = with_branch()
+    commits(d)
+    for cut in range(5, len(d.journal)):
+        left = d.killed("after", cut=cut, there={"bra": "w"})
+        assert (left.canonical, left.version, left.garbage_sandboxes) == ("sbx", "after", ())
+        assert isinstance(then_commit(left)[0], StageCommit)
+    with pytest.raises(InvalidTransition, match="with bra, which was no branch yet, or is none any more"):
+        d.killed(there={"bra": "w"})
+
+
+@pytest.mark.parametrize("effect", Effect)
+def test_a_run_in_the_canonical_sandbox_has_a_branch_conflict_after_a_crash_whether_it_was_seen_to_end_or_not(
+    effect: Effect,
+) -> None:
+    d = with_branch()
+    d.run(effect)
+    assert isinstance(then_commit(d.killed("after", there={"bra": "w"}))[0], ReportConflict)
+    d.ends("r2")
+    is_changed = effect is not Effect.READ
+    assert isinstance(then_commit(d.killed("after", there={"bra": "w"}))[0], ReportConflict) == is_changed
+
+
+def test_a_commit_that_names_actions_does_not_match_what_has_gone_through_a_crash() -> None:
+    d = with_branch()
+    d.ran(branch="bra", action="a")
+    left = d.killed("after", there={"bra": "w"})
+    assert isinstance(then_commit(left, (ActionKey("a"),))[0], ReportMismatch)
+
+
+def test_a_fork_that_was_in_the_middle_is_garbage_and_nobody_can_have_found_it() -> None:
+    d = driven()
+    d.fork()
+    assert d.killed().garbage_sandboxes == ("bra",)
+    with pytest.raises(InvalidTransition, match="with bra, which was no branch yet"):
+        d.killed(there={"bra": "w"})
+
+
+def test_a_version_that_means_two_states_is_not_believed() -> None:
+    d = with_branch()
+    for version, of_branch in (("v0", "w"), ("w", "w"), ("w", "v0")):
+        with pytest.raises(InvalidTransition, match=r"with a version that means two states|which is not new"):
+            d.killed(version, there={"bra": of_branch})

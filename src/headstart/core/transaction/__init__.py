@@ -58,7 +58,7 @@ from headstart.core.transaction.instructions import (
 )
 from headstart.core.transaction.lineage import Lineage
 from headstart.core.transaction.parts import BranchFate, BranchView, LineageView
-from headstart.core.transaction.recovery import Recovery, recover
+from headstart.core.transaction.recovery import Recovery, recover, replayed
 from headstart.core.transaction.stages import BranchState, Stage
 
 __all__ = [
@@ -117,5 +117,6 @@ __all__ = [
     "TransactionRequest",
     "VerifyStaged",
     "recover",
+    "replayed",
     "retold",
 ]

@@ -2,9 +2,10 @@
 
 Runs are left out (but those that name an action, which a commit compares), and so is what was refused. What a run leaves behind is a version, and nobody
 needs to know it before something is made of the state that it names; so the one run that
-brings a state to its version is written right before what builds on it. A journal that was
+brings a state to its version is written right before what builds on it. A run that begins where a
+branch was forked is written at once: from then on the branch conflicts, also after a crash. A journal that was
 abridged is read by `recover` as any other, and tells the same: the canonical sandbox, what is
-kept of it and at which versions, and what is garbage.
+kept of it and at which versions, which branches there are and from where, and what is garbage.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import TypedDict
 
 from headstart.core.actions import Effect
 from headstart.core.transaction.events import (
+    BranchForked,
     CheckpointCaptured,
     CheckpointRequested,
+    ForkRequested,
     GarbageCollected,
     LineageId,
     LineageOpened,
@@ -72,7 +75,7 @@ class Abridgement:
         """
         begun: list[TransactionEvent] = []
         match event:
-            case RunRequested(action=None):
+            case RunRequested(action=None) if not _begins_at_an_origin(event, before):
                 self._left_out[event.request] = event
                 return []
             case RunEnded(request=request) if request in self._left_out:
@@ -109,12 +112,17 @@ class Abridgement:
 
 
 def retold(view: LineageView, sandbox: SandboxId, *, at_s: float) -> list[TransactionEvent]:
-    """Return the shortest journal of a lineage at rest, whose branches have ended: it forgets how things came about."""
-    story = _Story(view, sandbox, at_s=at_s)
-    for checkpoint, version in view.checkpoints:
+    """Return the shortest journal of a lineage that has just been restarted: it forgets how things came about."""
+    stops: list[tuple[StateVersion, CheckpointId | None]] = [(version, name) for name, version in view.checkpoints]
+    known = {view.version, *dict(view.checkpoints).values()}
+    stops += [(origin, None) for origin in dict.fromkeys(each.origin for each in view.branches) if origin not in known]
+    stops.append((view.version, None))
+    story = _Story(view, sandbox, versions=[version for version, _ in stops], at_s=at_s)
+    for version, checkpoint in stops:
         story.come_to(version)
-        story.keep(checkpoint)
-    story.come_to(view.version)
+        if checkpoint is not None:
+            story.keep(checkpoint)
+        story.fork()
     return story.events
 
 
@@ -127,11 +135,11 @@ class _About(TypedDict):
 class _Story:
     """A lineage's events, made up: runs come to versions that are new, rollbacks to those that were kept."""
 
-    def __init__(self, view: LineageView, sandbox: SandboxId, *, at_s: float) -> None:
+    def __init__(self, view: LineageView, sandbox: SandboxId, *, versions: Sequence[StateVersion], at_s: float) -> None:
         self._lineage = view.id
         self._at_s = at_s
         self._kept: dict[StateVersion, CheckpointId] = {}
-        versions = [version for _, version in view.checkpoints] + [view.version]
+        self._unforked = list(view.branches)
         steps = [version for before, version in pairwise(versions) if version != before]
         self._rollbacks_left = len(steps) - len(set(steps) - {versions[0]})
         self._last = sandbox
@@ -158,6 +166,15 @@ class _Story:
         about: _About = {"at_s": self._at_s, "lineage": self._lineage, "request": RequestId(f"kept-{checkpoint}")}
         self.events += [CheckpointRequested(**about, checkpoint=checkpoint), CheckpointCaptured(**about)]
 
+    def fork(self) -> None:
+        """Fork what has its origin here, and have it come to its version."""
+        for branch in [each for each in self._unforked if each.origin == self._version]:
+            self._unforked.remove(branch)
+            about: _About = {"at_s": self._at_s, "lineage": self._lineage, "request": RequestId(f"fork-{branch.id}")}
+            self.events += [ForkRequested(**about, branch=branch.id), BranchForked(**about)]
+            if branch.version != branch.origin:
+                self.events += _run_in(self._lineage, branch.id, branch.id, branch.version, self._at_s)
+
     def _roll_back(self, to: CheckpointId) -> None:
         replaced = self._sandbox
         self._rollbacks_left -= 1
@@ -171,6 +188,10 @@ class _Story:
             StateSwapped(**about),
             GarbageCollected(at_s=self._at_s, lineage=self._lineage, sandboxes=(replaced,), checkpoints=()),
         ]
+
+
+def _begins_at_an_origin(event: RunRequested, before: LineageView) -> bool:
+    return event.branch is None and any(branch.origin == before.version for branch in before.branches)
 
 
 def _changes_nothing(event: TransactionEvent, instructions: Sequence[TransactionInstruction]) -> bool:

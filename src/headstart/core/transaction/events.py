@@ -87,9 +87,11 @@ class RuntimeRestarted(_Event):
     Attributes:
         version: The canonical state's new version, if the crash took something of it (processes
             and what they held in memory); None if the state is whole.
+        branches: Those that are still there, each with its new version; all others are lost.
     """
 
     version: StateVersion | None = None
+    branches: tuple[tuple[SandboxId, StateVersion], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

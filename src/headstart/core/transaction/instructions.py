@@ -99,7 +99,10 @@ class StageRollback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCommit:
-    """Make the branch ready to be the canonical one, and flush it; ends in `StateStaged` or `StageFailed`."""
+    """Make the branch ready to be the canonical one, and flush it; ends in `StateStaged` or `StageFailed`.
+
+    In the middle of it, it is a branch as before: a crash may keep it.
+    """
 
     request: RequestId
     branch: SandboxId

@@ -42,6 +42,7 @@ def check_step(before: LineageView, event: TransactionEvent, after: LineageView)
         AssertionError: It did more.
     """
     _check_canonical_change(before, event, after)
+    _check_origins(before, event, after)
     gone = _things(before) - _things(after)
     collected = {*getattr(event, "sandboxes", ()), *getattr(event, "checkpoints", ())}
     _hold(gone <= collected, f"{gone} vanished without being collected")
@@ -115,6 +116,15 @@ def _check_canonical_change(before: LineageView, event: TransactionEvent, after:
             _hold(event.sandbox == before.sandbox == after.sandbox, "branch isolation: a branch's run changed it")
         case _:
             raise AssertionError(f"deterministic fallback: {type(event).__name__} changed the canonical state")
+
+
+def _check_origins(before: LineageView, event: TransactionEvent, after: LineageView) -> None:
+    """A branch has the origin that it was forked from; a restart moves it along with the canonical state alone."""
+    origins = {each.id: each.origin for each in before.branches}
+    for branch in after.branches:
+        origin = origins.get(branch.id, branch.origin)
+        moved_along = isinstance(event, RuntimeRestarted) and (origin, branch.origin) == (before.version, after.version)
+        _hold(branch.origin == origin or moved_along, f"state identity: {branch.id} has got another origin")
 
 
 def _check_swap(before: LineageView, after: LineageView) -> None:

@@ -32,12 +32,19 @@ verified (its request was never answered, so both are right, and going back need
 that the crash may have taken); to keep a speculated branch that conflicted (its origin comes
 back only by a rollback, and until then it holds memory for nothing).
 
+Restarts. What was in flight did not happen, and the canonical state has lost what ran in it. So have the
+branches that are still there, and they go on: one whose commit was in flight is a branch as before. A fork or
+a checkpoint that was being made is garbage. What is left of a branch is not what it ran alone, so a commit
+that names actions does not match.
+
 What may be late. `RunEnded` in a sandbox that is the lineage's no longer, `BranchExited` for a
 branch that has ended, and anything after `LineageClosed` change nothing. Everything else
 without a row is a bug of ours and raises `InvalidTransition`, and then nothing has changed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from headstart.core.transaction.events import (
     BranchExited,
@@ -102,7 +109,7 @@ from headstart.core.transaction.parts import (
 )
 from headstart.core.transaction.progress import Progress
 from headstart.core.transaction.refusals import refusal_of
-from headstart.core.transaction.stages import BranchHappening, BranchState, Happening, Stage
+from headstart.core.transaction.stages import BranchHappening, BranchState, Happening, Stage, next_branch_state
 from headstart.core.transaction.state import LineageState
 from headstart.ids import CheckpointId, SandboxId
 
@@ -486,11 +493,12 @@ class Lineage:
     # ------------------------------------------------------------ ends, and beginning again
 
     def _restarted(self, event: RuntimeRestarted) -> None:
-        """What was in flight did not happen; branches are lost, for their processes are."""
-        if event.version is not None:
-            self._progress.must_be_new(event, version=event.version)
+        """What was in flight did not happen; branches that are not there any more are lost."""
+        self._check_restarted(event)
         self._state.stage = self._progress.row(event, Happening.RESTARTED)
-        operation = self._condemn_what_is_made(event)
+        for branch, version in event.branches:
+            self._go_on_with(event, self._state.branches[branch], version)
+        operation = self._condemn_what_is_made(event, but=[branch for branch, _ in event.branches])
         self._state.runs.clear()
         if event.version is not None:
             self._set_version(self._state.canonical.sandbox, event.version)
@@ -499,6 +507,33 @@ class Lineage:
         self._progress.tell(event, f"restarted: {canonical.sandbox} is canonical at {canonical.version}{told}")
         self._out.append(RestoreCanonical(sandbox=canonical.sandbox))
         self._collect_all_but(Garbage())
+
+    def _check_restarted(self, event: RuntimeRestarted) -> None:
+        versions = [version for _, version in event.branches] + ([event.version] if event.version is not None else [])
+        for version in versions:
+            self._progress.must_be_new(event, version=version)
+        if len(set(versions)) < len(versions):
+            raise self._progress.invalid(event, "with a version that means two states")
+        for name, _ in event.branches:
+            branch = self._state.branches.get(name)
+            if branch is None or next_branch_state(branch.state, BranchHappening.KEPT) is None:
+                raise self._progress.invalid(event, f"with {name}, which was no branch yet, or is none any more")
+
+    def _go_on_with(self, event: RuntimeRestarted, branch: Branch, version: StateVersion) -> None:
+        """Keep a branch. What a restart takes from the canonical state, too, is no change that a commit would undo.
+
+        But what ran there may have changed it, also if it was declared READ: nobody has seen it end.
+        """
+        self._progress.move(event, branch, BranchHappening.KEPT)
+        branch.version = version
+        branch.ran = (*branch.ran, None)
+        canonical = self._state.canonical
+        if (
+            event.version is not None
+            and branch.origin == canonical.version
+            and not self._state.runs_in(canonical.sandbox)
+        ):
+            branch.origin = event.version
 
     def _closed(self, event: LineageClosed) -> None:
         """Answer whoever waits, and let everything go."""
@@ -512,15 +547,16 @@ class Lineage:
         self._out.extend(ReportFailure(request=each, reason=f"{self.id} was closed") for each in waiting)
         self._collect_all_but(told)
 
-    def _condemn_what_is_made(self, event: TransactionEvent) -> Operation | None:
-        """Make all branches garbage, and what the operation in flight had made; return that operation."""
+    def _condemn_what_is_made(self, event: TransactionEvent, *, but: Collection[SandboxId] = ()) -> Operation | None:
+        """Make branches garbage, and what the operation in flight had made; return that operation."""
         state = self._state
-        state.garbage.add([state.staged] if state.staged else [], [state.capturing] if state.capturing else [])
-        for branch in state.branches.values():
+        staged = state.staged if state.staged not in but else None
+        state.garbage.add([staged] if staged else [], [state.capturing] if state.capturing else [])
+        for branch in [each for each in state.branches.values() if each.id not in but]:
             self._progress.move(event, branch, BranchHappening.LOST)
             state.remember_fate(branch.id, branch.doom or BranchFate.LOST)
-        state.garbage.add(state.branches, [])
-        state.branches.clear()
+            state.garbage.add([branch.id], [])
+            del state.branches[branch.id]
         operation, state.operation = state.operation, None
         return operation
 

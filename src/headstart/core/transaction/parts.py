@@ -53,9 +53,9 @@ class Branch:
 
     Attributes:
         fork: The request that wanted it.
-        origin: The canonical version that it was forked from.
-        version: What its own runs have made of that.
-        ran: What was run in it, in order.
+        origin: The canonical version that it was forked from, or what a restart has made of that.
+        version: What its own runs, and restarts, have made of that.
+        ran: What was run in it, in order; a restart, which nobody has asked for, is a None among it.
         doom: Why it will be collected when its fork has ended, if it will.
     """
 

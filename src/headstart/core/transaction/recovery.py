@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 from headstart.core.transaction.events import (
+    LineageId,
     LineageOpened,
     RequestId,
     RuntimeRestarted,
@@ -29,7 +29,7 @@ from headstart.core.transaction.parts import BranchFate
 from headstart.errors import InvalidTransition
 from headstart.ids import CheckpointId, SandboxId
 
-__all__ = ["Recovery", "recover"]
+__all__ = ["Recovery", "recover", "replayed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Recovery:
         version: The canonical state's.
         checkpoints: What can still be rolled back to.
         garbage_sandboxes / garbage_checkpoints: What may still be on the machine and is to be removed.
-        branches: How the branches that were open at the crash ended.
+        branches: How those that are not there any more have ended, of the branches that there were at the crash.
         interrupted: The requests that were in flight and did not happen, or stopped in the middle (runs).
         instructions: What the runtime is to do first.
     """
@@ -65,17 +65,27 @@ def recover(events: Iterable[TransactionEvent], restarted: RuntimeRestarted) -> 
         ValueError: The journal does not begin with the lineage's `LineageOpened`.
         InvalidTransition: Events are missing from the journal.
     """
-    mine = [event for event in events if event.lineage == restarted.lineage]
+    return _restart(replayed(events, restarted.lineage), restarted)
+
+
+def replayed(events: Iterable[TransactionEvent], lineage: LineageId) -> Lineage:
+    """Read one lineage's journal as far as it goes: what there was, and was in flight, when the runtime ended.
+
+    Raises:
+        ValueError: The journal does not begin with the lineage's `LineageOpened`.
+        InvalidTransition: Events are missing from the journal.
+    """
+    mine = [event for event in events if event.lineage == lineage]
     if not mine or not isinstance(mine[0], LineageOpened):
-        raise ValueError(f"the journal has no beginning of {restarted.lineage}: its first event must be LineageOpened")
-    lineage = Lineage(mine[0])
-    for event, following in pairwise([*mine[1:], restarted]):
+        raise ValueError(f"the journal has no beginning of {lineage}: its first event must be LineageOpened")
+    found = Lineage(mine[0])
+    for following, event in enumerate(mine[1:], start=2):
         try:
-            lineage.handle(event)
+            found.handle(event)
         except InvalidTransition:
-            if not isinstance(following, RuntimeRestarted):
+            if following < len(mine) and not isinstance(mine[following], RuntimeRestarted):
                 raise
-    return _restart(lineage, restarted)
+    return found
 
 
 def _restart(lineage: Lineage, restarted: RuntimeRestarted) -> Recovery:
@@ -83,7 +93,9 @@ def _restart(lineage: Lineage, restarted: RuntimeRestarted) -> Recovery:
     interrupted = lineage.in_flight()
     instructions = lineage.handle(restarted)
     after = lineage.view()
-    fates = ((each.id, lineage.fate_of(each.id) or BranchFate.LOST) for each in before.branches)
+    there = {each.id for each in after.branches}
+    gone = [each.id for each in before.branches if each.id not in there]
+    fates = ((branch, lineage.fate_of(branch) or BranchFate.LOST) for branch in gone)
     return Recovery(
         lineage=lineage,
         canonical=after.sandbox,

@@ -21,7 +21,8 @@ A branch::
 
 A doomed branch was discarded while it was being made: it can be collected only when the fork
 has ended. A branch that exits while it is forked or committed is dealt with by the failure
-that the runtime reports of that act. `lost` (restarted, closed) ends it from everywhere.
+that the runtime reports of that act. `lost` (restarted, closed) ends it from everywhere; `kept`
+(restarted, and it is still there) leaves it open, or opens it again: its commit did not happen.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class BranchHappening(Enum):
     COMMIT_BEGUN = "commit begun"
     COMMIT_FAILED = "commit failed"
     COMMITTED = "committed"
+    KEPT = "kept"
     LOST = "lost"
 
 
@@ -119,6 +121,7 @@ _BRANCHES: Final[dict[tuple[BranchState, BranchHappening], BranchState]] = {
     (_B.COMMITTING, _T.COMMITTED): _B.ENDED,
     (_B.COMMITTING, _T.COMMIT_FAILED): _B.ENDED,
     (_B.COMMITTING, _T.EXITED): _B.COMMITTING,
+    **{(state, _T.KEPT): _B.OPEN for state in (_B.OPEN, _B.COMMITTING)},
     **{(state, _T.LOST): _B.ENDED for state in _ALIVE},
 }
 
