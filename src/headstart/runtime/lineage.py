@@ -184,6 +184,20 @@ class SandboxLineage:
         else:
             self._machine, self._handle = remembered.lineage, remembered.handle
 
+    def go_on_with(self, branch: RunningSandbox, *, whose: SandboxId | None, is_beside: bool) -> None:
+        """Have a branch again that is remembered, and runs again.
+
+        Args:
+            branch: It; from now on the lineage closes it.
+            whose: For which sandbox the identity was made that it carries; None: for itself.
+            is_beside: Something may have written to the canonical sandbox since it was forked.
+        """
+        self._sandboxes[branch.id] = branch
+        self._whose[branch.id] = whose or branch.id
+        if is_beside:
+            self._beside.add(branch.id)
+            self._written_beside.add(branch.id)
+
     @property
     def name(self) -> LineageId:
         return self._name
@@ -418,7 +432,7 @@ class SandboxLineage:
         return True
 
     async def suspend(self) -> None:
-        """End what runs without closing the lineage: its store has the files, its journal the rest. Branches are lost.
+        """End what runs without closing the lineage: its store has the files, its journal the rest.
 
         Completes under cancellation.
         """
@@ -683,6 +697,8 @@ class SandboxLineage:
         beside = self._sessions.get(wanted.request, NO_SESSIONS).beside
         kept = await origin.checkpoint(files_only=wanted.request in self._files_only, beside=beside)
         try:
+            if kept.left_out and self._remembered is not None:
+                self._remembered.note_forked_beside(wanted.branch)
             branch = await origin.fork(kept, self._identity(wanted.branch, self._whose[origin.id]))
         finally:
             await origin.forget(kept)

@@ -51,7 +51,7 @@ from headstart.errors import BackendError
 from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.codec import RecordCodec
 
-__all__ = ["Carried", "JournalTold", "KeptAs", "LineageJournal", "read_journal"]
+__all__ = ["Carried", "ForkedBeside", "JournalTold", "KeptAs", "LineageJournal", "Noted", "read_journal"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +87,17 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForkedBeside:
+    """What ran in the canonical sandbox when a branch was forked went on, and may have written since; noted before the fork."""
+
+    branch: SandboxId
+
+
+Noted = KeptAs | Carried | ForkedBeside
+"""What is noted beside the events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JournalTold:
     """What a journal tells.
 
@@ -94,11 +105,13 @@ class JournalTold:
         events: What has happened.
         kept: How its checkpoints can be found.
         whose: For which other sandbox the identity of one was made.
+        beside: Branches that were forked while something ran.
     """
 
     events: Sequence[TransactionEvent]
     kept: Mapping[CheckpointId, KeptAs]
     whose: Mapping[SandboxId, SandboxId]
+    beside: frozenset[SandboxId]
 
 
 _codec = RecordCodec(
@@ -107,7 +120,7 @@ _codec = RecordCodec(
         *(CheckpointRequested, CheckpointCaptured, CheckpointNotCaptured, CheckpointUnchanged, CheckpointDropRequested),
         *(ForkRequested, BranchForked, ForkFailed, BranchExited, DiscardRequested),
         *(CommitRequested, RollbackRequested, StateStaged, StateVerified, StateSwapped, StageFailed),
-        *(KeptAs, Carried),
+        *(KeptAs, Carried, ForkedBeside),
     )
 )
 
@@ -123,9 +136,7 @@ class LineageJournal:
         self._is_behind = False
 
     @classmethod
-    def begin(
-        cls, path: Path, events: Sequence[TransactionEvent], noted: Iterable[KeptAs | Carried] = ()
-    ) -> LineageJournal:
+    def begin(cls, path: Path, events: Sequence[TransactionEvent], noted: Iterable[Noted] = ()) -> LineageJournal:
         """Write a journal that begins with these, in the place of what is there.
 
         Raises:
@@ -182,15 +193,15 @@ class LineageJournal:
             self._is_behind = True
             _log.error("%s cannot be written any more: %s", self._path, error.strerror)
 
-    def note_kept(self, kept: KeptAs | Carried) -> None:
-        """Write how a checkpoint can be found again, or whose identity a sandbox carries.
+    def note_beside(self, noted: Noted) -> None:
+        """Write what has to be known beside the events.
 
         Raises:
             BackendError: There is no room for it.
         """
         self.make_room()
         try:
-            self._write(kept)
+            self._write(noted)
         except OSError as error:
             raise _unwritable(self._path, error) from error
 
@@ -234,8 +245,9 @@ def read_journal(path: Path) -> JournalTold:
         raise BackendError(f"{path} is damaged: {error}") from error
     kept = {record.checkpoint: record for record in records if isinstance(record, KeptAs)}
     whose = {record.sandbox: record.whose for record in records if isinstance(record, Carried)}
-    events = [cast("TransactionEvent", record) for record in records if not isinstance(record, KeptAs | Carried)]
-    return JournalTold(events=events, kept=kept, whose=whose)
+    beside = frozenset(record.branch for record in records if isinstance(record, ForkedBeside))
+    events = [cast("TransactionEvent", record) for record in records if not isinstance(record, Noted)]
+    return JournalTold(events=events, kept=kept, whose=whose, beside=beside)
 
 
 def _unwritable(path: Path, error: OSError) -> BackendError:

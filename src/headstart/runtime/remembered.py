@@ -14,7 +14,7 @@ import anyio.to_thread
 from headstart.backends.contract import Checkpoint, ForkableProcess, Process, ProcessImage
 from headstart.core.transaction import Lineage, TransactionEvent, TransactionInstruction
 from headstart.ids import CheckpointId, SandboxId
-from headstart.runtime.lineage_journal import Carried, KeptAs, LineageJournal
+from headstart.runtime.lineage_journal import Carried, ForkedBeside, KeptAs, LineageJournal
 
 __all__ = ["NO_SESSIONS", "KeptState", "Remembered", "SessionState"]
 
@@ -97,7 +97,7 @@ class Remembered:
             BackendError: There is no room for it.
         """
         sessions = state.sessions
-        self.journal.note_kept(
+        self.journal.note_beside(
             KeptAs(
                 checkpoint=checkpoint,
                 kept=state.files.id,
@@ -113,7 +113,15 @@ class Remembered:
         Raises:
             BackendError: There is no room for it.
         """
-        self.journal.note_kept(Carried(sandbox=sandbox, whose=whose))
+        self.journal.note_beside(Carried(sandbox=sandbox, whose=whose))
+
+    def note_forked_beside(self, branch: SandboxId) -> None:
+        """Write that something runs on in the canonical sandbox while a branch is forked, before the branch is there.
+
+        Raises:
+            BackendError: There is no room for it.
+        """
+        self.journal.note_beside(ForkedBeside(branch=branch))
 
     async def sync(self) -> None:
         """Return when the journal is on the disk.

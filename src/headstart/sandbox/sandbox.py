@@ -24,7 +24,7 @@ from headstart.ids import CheckpointId, SandboxId
 from headstart.runtime.identities import IdentityChoice, is_fresh
 from headstart.runtime.kept import SandboxCheckpoint, id_of
 from headstart.runtime.lineage import SandboxLineage
-from headstart.runtime.remembered import SessionState
+from headstart.runtime.remembered import NO_SESSIONS, SessionState
 from headstart.sandbox.commands import complete_command, run_to_end
 from headstart.sandbox.files import SandboxFiles
 from headstart.sandbox.frozen import frozen_secrets
@@ -428,11 +428,21 @@ class Sandbox:
 
         name, sessions = await self._with_sessions(fork, files_only=files_only)
         seed = self._lineage.new_seed() if fresh else None
-        branch = Branch(self._lineage, self._env, name, origin=self, sessions=sessions, seed=seed)
-        self._branches[name] = branch
+        branch = self._branch_called(name, sessions, seed=seed)
         if fresh:
             await branch.look_for_secrets()
         return branch
+
+    def _branch_called(self, name: SandboxId, sessions: SessionState, *, seed: int | None = None) -> Branch:
+        branch = self._branches[name] = Branch(
+            self._lineage, self._env, name, origin=self, sessions=sessions, seed=seed
+        )
+        return branch
+
+    def go_on_with(self, branch: RunningSandbox, *, whose: SandboxId | None, is_beside: bool) -> Branch:
+        """Have a branch again that is remembered, and runs again; see `SandboxLineage.go_on_with`."""
+        self._lineage.go_on_with(branch, whose=whose, is_beside=is_beside)
+        return self._branch_called(branch.id, NO_SESSIONS)
 
     async def wait_committed(self) -> None:
         """Return when it has been committed, whoever has asked for that."""
@@ -503,7 +513,7 @@ class Sandbox:
         return await self._current().usage()
 
     async def suspend(self) -> None:
-        """End what runs, and leave its files where its lineage remembers them; branches are lost."""
+        """End what runs, and leave its files, and its branches', where its lineage remembers them."""
         try:
             await self._lineage.suspend()
         finally:
@@ -578,6 +588,10 @@ class Branch(Sandbox):
     async def discard(self) -> None:
         """Throw it away, with all that runs in it. Idempotent; one that was committed stays what it has become."""
         await self.kill()
+
+    async def suspend(self) -> None:
+        """Let go of what runs in it; its origin, which is suspended next, ends it."""
+        await self._sessions.aclose()
 
     async def _end(self) -> None:
         await self._lineage.discard(self._name)

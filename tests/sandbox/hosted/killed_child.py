@@ -3,22 +3,24 @@
     killed_child.py STATE ACT MOMENT
 
 MOMENT is `before:RECORD` or `after:RECORD`, of what is written to the sandbox's journal, or
-`before:STEP` or `after:STEP` of what making, hibernating and waking a sandbox takes. When it comes, this process kills
-itself. What it makes first: a file `f` with `1`, a checkpoint, and then `2` in it; in a branch, `3`; in the bash session,
-where one is wanted, `W` with `7`.
+`before:STEP` or `after:STEP` of what making, hibernating and waking a sandbox takes (`STEP 2`: when it comes again). When it comes, this process kills
+itself. What it makes first: a file `f` with `1`, a checkpoint, and then `2` in it; where branches are wanted, one
+with `3` and one with `4` in it; in the bash session, where one is wanted, `W` with `7`.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import anyio
+import anyio.lowlevel
 from tests.sandbox.hosted.hosting import open_host
 
 from headstart.backends.local.store import LocalStore
@@ -38,13 +40,17 @@ def die() -> NoReturn:
 def arm(moment: str) -> None:
     """Have the process killed when it comes to this."""
     when, _, what = moment.partition(":")
+    what, _, nth = what.partition(" ")
     write: Callable[[LineageJournal, object], None] = LineageJournal._write  # pyright: ignore[reportPrivateUsage]
 
+    lines = itertools.count(1)
+
     def watched(journal: LineageJournal, record: object) -> None:
-        if when == "before" and type(record).__name__ == what:
+        is_it = type(record).__name__ == what and next(lines) == int(nth or 1)
+        if is_it and when == "before":
             die()
         write(journal, record)
-        if when == "after" and type(record).__name__ == what:
+        if is_it:
             die()
 
     setattr(LineageJournal, "_write", watched)  # noqa: B010
@@ -58,24 +64,38 @@ def arm(moment: str) -> None:
         "start": (LocalStore, "start"),
         "remove": (SandboxKeeping, "remove"),
         "delete": (LocalStores, "remove"),
+        "remember": (SandboxKeeping, "remember"),
+        "forget": (SandboxKeeping, "forget_branch"),
+        "leave": (SandboxKeeping, "leave_branch"),
+        "keep": (LocalStore, "keep_only"),
+        "tidy": (keeping, "remove_branches"),
     }
     if what in steps:
-        arm_step(*steps[what], when)
+        arm_step(*steps[what], when, int(nth or 1))
 
 
-def arm_step(owner: Any, name: str, when: str) -> None:
-    """Have the process killed before or after it calls this."""
+def arm_step(owner: Any, name: str, when: str, nth: int) -> None:
+    """Have the process killed before or after it calls this for the nth time."""
     step = getattr(owner, name)
+    calls = itertools.count(1)
 
-    async def slow(*given: Any, **named: Any) -> NoReturn:
-        if when == "after":
-            await step(*given, **named)
-        die()
+    async def slow(*given: Any, **named: Any) -> Any:
+        call = next(calls)
+        if (call, when) == (nth, "before"):
+            die()
+        done = await step(*given, **named)
+        if call == nth:
+            die()
+        return done
 
-    def fast(*given: Any, **named: Any) -> NoReturn:
-        if when == "after":
-            step(*given, **named)
-        die()
+    def fast(*given: Any, **named: Any) -> Any:
+        call = next(calls)
+        if (call, when) == (nth, "before"):
+            die()
+        done = step(*given, **named)
+        if call == nth:
+            die()
+        return done
 
     setattr(owner, name, slow if inspect.iscoroutinefunction(step) else fast)
 
@@ -88,9 +108,40 @@ async def prepare(host: SandboxHost) -> str:
     return box.id
 
 
+async def have_branches(host: SandboxHost, box: str) -> list[str]:
+    branches = [await host.fork(box) for _ in range(2)]
+    for content, branch in zip((b"3", b"4"), branches, strict=True):
+        await branch.files.write("f", content)
+    return [each.id for each in branches]
+
+
 async def have_session(host: SandboxHost, name: str) -> None:
     with host.using(name) as box:
         assert (await box.run_in_shell("W=7")).ok
+
+
+async def write(host: SandboxHost, name: str) -> None:
+    with host.using(name) as box:
+        await box.files.write("f", b"5")
+
+
+async def use(host: SandboxHost, branch: str) -> None:
+    await host.kill((await host.list())[-1].id)
+    with host.using(branch) as box:
+        await box.run_code("x = 1")
+        await box.run_in_shell("W=7")
+    die()
+
+
+BRANCH_ACTS: dict[str, Callable[[SandboxHost, str, str], Awaitable[object]]] = {
+    "fork": lambda host, box, _: host.fork(box),
+    "fork with branches": lambda host, box, _: host.fork(box),
+    "commit": lambda host, _, branch: host.commit(branch),
+    "discard": lambda host, _, branch: host.kill(branch),
+    "write": lambda host, box, _: write(host, box),
+    "use": lambda host, _, branch: use(host, branch),
+    "stop": lambda _host, _box, _branch: anyio.lowlevel.checkpoint(),
+}
 
 
 async def act(host: SandboxHost, name: str, moment: str) -> None:
@@ -99,14 +150,10 @@ async def act(host: SandboxHost, name: str, moment: str) -> None:
         await host.create(SandboxOptions())
         return
     box = await prepare(host)
-    if name == "fork":
+    if name in BRANCH_ACTS:
+        branches = await have_branches(host, box) if name != "fork" else [""]
         arm(moment)
-        await host.fork(box)
-    elif name == "commit":
-        branch = await host.fork(box)
-        await branch.files.write("f", b"3")
-        arm(moment)
-        await host.commit(branch.id)
+        await BRANCH_ACTS[name](host, box, branches[0])
     elif name == "checkpoint":
         arm(moment)
         await host.checkpoint(box)
@@ -136,9 +183,16 @@ async def act(host: SandboxHost, name: str, moment: str) -> None:
 
 
 async def main() -> None:
-    async with open_host(Path(sys.argv[1])) as host:
-        await act(host, sys.argv[2], sys.argv[3])
-        await anyio.sleep(20)  # what comes of it may come later
+    state, name, moment = Path(sys.argv[1]), *sys.argv[2:]
+    if name == "start":
+        async with open_host(state) as host:
+            await have_branches(host, await prepare(host))
+        arm(moment)
+    async with open_host(state) as host:
+        if name != "start":
+            await act(host, name, moment)
+        if name != "stop":
+            await anyio.sleep(20)  # what comes of it may come later
 
 
 anyio.run(main)

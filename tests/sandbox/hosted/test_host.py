@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -193,23 +192,25 @@ async def test_a_branch_whose_init_is_killed_says_why_and_its_sandbox_stays(host
     async with host.happenings.watching() as events:
         await kill_init(branch, events)
     assert await ids(host) == [box.id]
+    with pytest.raises(SandboxUnknown):
+        await host.look(branch.id)
 
 
 @where_files_outlive
-async def test_one_whose_init_is_killed_says_why_and_is_brought_back_without_its_branches(host: SandboxHost) -> None:
+async def test_one_whose_init_is_killed_says_why_and_is_brought_back_with_its_branches(host: SandboxHost) -> None:
     box = await host.create(PLAIN)
     branch = await host.fork(box.id)
     async with host.happenings.watching() as events:
         await kill_init(box, events)
-        with suppress(SandboxUnknown):  # its branch goes with it
+        with pytest.raises(SandboxUnknown, match=f"{branch.id} is being brought back"):
             await host.kill(branch.id)
         with anyio.fail_after(20):
             while (event := await anext(events)).event is not HostedEvent.BROUGHT_BACK:
                 pass
         assert event.sandbox == box.id
+    assert {*await ids(host)} == {box.id, branch.id}
+    await host.kill(branch.id)
     assert await ids(host) == [box.id]
-    with pytest.raises(SandboxUnknown):
-        await host.look(branch.id)
 
 
 async def kill_init(victim: Sandbox, events: AsyncGenerator[Event]) -> None:

@@ -15,10 +15,10 @@ import anyio
 import pytest
 
 from headstart.clock import SystemClock
-from headstart.errors import BackendError
+from headstart.errors import BackendError, Conflict
 from headstart.ids import RandomIds
 from headstart.runtime.lineage_journal import LineageJournal
-from headstart.sandbox.hosted import SandboxHost
+from headstart.sandbox.hosted import SandboxHost, keeping
 from headstart.sandbox.hosted.messages import SandboxState
 from headstart.sandbox.options import SandboxOptions
 from headstart.sandbox.templates import TemplateStore
@@ -150,7 +150,7 @@ async def test_a_checkpoint_that_cannot_be_noted_is_refused_and_nothing_of_it_is
         def full(_journal: LineageJournal, _kept: object) -> None:
             raise BackendError("no room")
 
-        monkeypatch.setattr(LineageJournal, "note_kept", full)
+        monkeypatch.setattr(LineageJournal, "note_beside", full)
         with pytest.raises(BackendError, match="no room"):
             await host.checkpoint(name)
         monkeypatch.undo()
@@ -173,3 +173,55 @@ async def test_a_sandbox_that_was_hibernated_is_on_the_disk_as_it_was(machine: M
         assert (info.state, len(info.checkpoints)) == (SandboxState.HIBERNATED, 1)
         async with host.awake(name) as box:
             assert await box.files.read("f") == b"2"
+
+
+async def have_branch(host: SandboxHost, name: str) -> str:
+    """Have one on the disk, of a state that is there, too."""
+    branch = await host.fork(name)
+    await branch.files.write("f", b"3")
+    await host.checkpoint(name, durable=True)
+    return branch.id
+
+
+async def test_a_branch_is_not_committed_over_what_no_journal_has_after_a_loss_of_power(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machine.host() as host:
+        name = await begin(host)
+        branch = await have_branch(host, name)
+        with host.using(name) as box:
+            await box.files.write("f", b"4")
+        machine.disk.flush(name)  # as kernels do, of files and not of the journal
+        moment = machine.moment()
+    machine.lose_power(moment)
+    monkeypatch.setattr(keeping, "this_boot", lambda: "another")
+    for _ in range(2):
+        async with machine.host() as host:
+            with host.using(branch) as box:
+                assert await box.files.read("f") == b"3"
+            with pytest.raises(Conflict):
+                await host.commit(branch)
+            with host.using(name) as box:
+                assert await box.files.read("f") == b"4"
+
+
+async def test_a_branch_can_be_committed_when_the_machine_has_been_started_again_in_good_order(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machine.host() as host:
+        branch = await have_branch(host, await begin(host))
+    monkeypatch.setattr(keeping, "this_boot", lambda: "another")
+    async with machine.host() as host:
+        await host.commit(branch)
+
+
+async def test_a_branch_whose_files_were_not_on_the_disk_is_gone(machine: Machine) -> None:
+    async with machine.host() as host:
+        name = await begin(host)
+        branch = await host.fork(name)
+        machine.note_synced()
+        moment = machine.moment()
+    machine.lose_power(moment)
+    async with machine.host() as host:
+        assert [each.id for each in await host.list()] == [name]
+        assert branch.id not in machine.disk.stores[name].files

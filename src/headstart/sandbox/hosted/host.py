@@ -131,7 +131,8 @@ class SandboxHost:
         if isinstance(error, SandboxUnknown):
             self._register.note_ended(record.id, str(error), name=record.name)
             return
-        self._register.note_broken(record, str(error))
+        for each in (record, *self._keeping.branches_of(record)):
+            self._register.note_broken(each, str(error))
         _log.error("sandbox %s could not be brought back, and stays on disk: %s", record.id, error)
         self.happenings.tell(HostedEvent.ENDED, record.id, about=f"it could not be brought back: {error}")
 
@@ -193,12 +194,8 @@ class SandboxHost:
         async with self.awake(sandbox) as box:
             origin = self._register.find_living(box.id)
             branch = await box.fork(files_only=files_only, identity=identity)
-            try:
-                await self._tasks.start(self._own_branch, branch, origin)
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await branch.discard()  # nobody owns it
-                raise
+            record = await self._keeping.begin_branch(branch, origin.record)
+            self._have_branch(branch, record)
             self.happenings.tell(HostedEvent.FORKED, box.id, about=branch.id)
             return branch
 
@@ -337,14 +334,24 @@ class SandboxHost:
         if isinstance(found, Hosted):
             found.end("it was discarded" if found.branch_of else "it was killed")
             await found.gone.wait()
+            if found.goes_on:  # it had been ending for a while only; whether it is back is told, or it is killed now
+                await self.kill(found.id)
         else:
             await self._kill_resting(found, "it was killed")
 
     async def _kill_resting(self, resting: Broken | Hibernated, why: str) -> None:
         if isinstance(resting, Broken) and not resting.why:
             self._register.find_living(resting.id)  # which tells what it is at
-        self._register.note_ended(resting.id, why, name=resting.name)  # before anybody can wake it
-        await self._keeping.remove(SandboxId(resting.id))
+        if resting.record.branch_of is not None:
+            self._keeping.forget_branch(resting.record)  # its files go when its sandbox is brought back
+        for branch in [each for each in self._register.broken if each.record.branch_of == resting.id]:
+            self._note_killed(branch, "the sandbox that it was forked from was killed")
+        self._note_killed(resting, why)  # before anybody can wake it
+        if resting.record.branch_of is None:
+            await self._keeping.remove(SandboxId(resting.id))
+
+    def _note_killed(self, resting: Broken | Hibernated, why: str) -> None:
+        self._register.note_ended(resting.id, why, name=resting.name)
         self.happenings.tell(HostedEvent.ENDED, resting.id, about=why)
 
     def end(self, sandbox: str, why: str) -> None:
@@ -366,7 +373,11 @@ class SandboxHost:
         if not own:
             return None
         self._held.add(session)
-        return max(own, key=lambda hosted: hosted.created_wall_s).id
+        return max(own, key=lambda hosted: hosted.record.created_wall_s).id
+
+    def branches_of(self, sandbox: str) -> tuple[str, ...]:
+        """Return the ids of a living sandbox's branches."""
+        return tuple(each.id for each in self._register.branches_of(self._register.find_living(sandbox)))
 
     def end_session(self, session: SessionId, why: str) -> None:
         """Have all that was made for a session end, for a reason that is told; idempotent."""
@@ -444,14 +455,10 @@ class SandboxHost:
         hosted.has_had_shell |= shell
         had_kernel = kernel or (hosted.record.had_kernel and not hosted.has_had_kernel)
         had_shell = shell or (hosted.record.had_shell and not hosted.has_had_shell)
-        is_known = (had_kernel, had_shell) == (hosted.record.had_kernel, hosted.record.had_shell)
-        if is_known or hosted.branch_of is not None or hosted.ending.is_set():
-            return
-        hosted.record = replace(hosted.record, had_kernel=had_kernel, had_shell=had_shell)
-        try:
-            self._keeping.remember(hosted.record)
-        except BackendError as error:
-            _log.warning("%s", error)
+        record = replace(hosted.record, had_kernel=had_kernel, had_shell=had_shell)
+        if record != hosted.record and not hosted.ending.is_set():
+            hosted.record = record
+            self._keeping.remember_if_possible(record)
 
     async def look(self, sandbox: str) -> HostedInfo:
         """Return what there is to say about one.
@@ -499,18 +506,21 @@ class SandboxHost:
         """Own a sandbox that there was before."""
         kept = await self._keeping.go_on(record)
         hosted = self._host(kept.box, kept.record)
+        for each in kept.branches:
+            self._have_branch(each.branch, each.record)
         task_status.started()
         await self._live(hosted, kept)
 
     async def _live(self, hosted: Hosted, kept: KeptSandbox) -> None:
-        """Return when it has ended, or stands still on disk, and its branches have ended."""
+        """Return when it has ended, or stands still on disk, and so have its branches."""
         try:
             await self._until_over(hosted)
         finally:
             self._end_for_now(hosted)
             with anyio.CancelScope(shield=True):
                 for branch in self._register.branches_of(hosted):
-                    branch.end(f"the sandbox that it was forked from has ended ({hosted.why})")
+                    why = f"the sandbox that it was forked from has ended ({hosted.why})"
+                    branch.end(why, goes_on=hosted.goes_on)
                     await branch.gone.wait()
                 await self._leave(hosted, kept)
         self._go_on_if_lost(hosted)
@@ -549,32 +559,27 @@ class SandboxHost:
         self._losses[sandbox] = [*recent, now_s]
         return len(recent) < _MOST_LOSSES
 
-    async def _own_branch(self, branch: Branch, origin: Hosted, *, task_status: TaskStatus[Hosted]) -> None:
-        async with branch:
-            hosted = self._host(branch, origin.record, branch_of=origin.box.id)
-            task_status.started(hosted)
-            try:
-                await self._until_over(hosted)
-            finally:
-                hosted.end("the service has ended")
-                with anyio.CancelScope(shield=True):
-                    await self._see_branch_end(branch)
-                    self._note_gone(hosted)
+    def _have_branch(self, branch: Branch, record: HostedRecord) -> None:
+        self._tasks.start_soon(self._own_branch, branch, self._host(branch, record))
 
-    async def _see_branch_end(self, branch: Branch) -> None:
+    async def _own_branch(self, branch: Branch, hosted: Hosted) -> None:
+        """Own a branch until it has ended, or stands still on disk: its sandbox stops it then."""
         try:
-            await branch.discard()
+            await self._until_over(hosted)
+        finally:
+            self._end_for_now(hosted)
+            with anyio.CancelScope(shield=True):
+                await self._leave_branch(hosted, branch)
+                self._note_gone(hosted)
+
+    async def _leave_branch(self, hosted: Hosted, branch: Branch) -> None:
+        try:
+            await self._keeping.leave_branch(branch, hosted.record, ends=not hosted.goes_on)
         except HeadstartError:
             _log.exception("branch %s did not end as it should", branch.id)
 
-    def _host(self, box: Sandbox, record: HostedRecord, *, branch_of: str | None = None) -> Hosted:
-        hosted = Hosted(
-            box=box,
-            record=record,
-            branch_of=branch_of,
-            created_wall_s=self._clock.wall_s() if branch_of else record.created_wall_s,
-            used_at_s=self._clock.monotonic_s(),
-        )
+    def _host(self, box: Sandbox, record: HostedRecord) -> Hosted:
+        hosted = Hosted(box=box, record=record, used_at_s=self._clock.monotonic_s())
         self._register.note_living(hosted)
         if self._is_ending:  # it was being made meanwhile
             self._end_for_now(hosted)
@@ -604,7 +609,7 @@ class SandboxHost:
             ends_s, hibernates_s = hosted.record.ends_after_idle_s, hosted.record.hibernates_after_idle_s
             if ends_s is not None:
                 watchers.start_soon(self._watch_use, hosted, ends_s, self._end_unused)
-            if hibernates_s is not None and hosted.branch_of is None:
+            if hibernates_s is not None:
                 watchers.start_soon(self._watch_use, hosted, hibernates_s, self._hibernate_unused)
             if (session := hosted.record.session) is not None:
                 watchers.start_soon(self._watch_use, hosted, session.away_s, self._end_forsaken)
@@ -636,8 +641,8 @@ class SandboxHost:
     def _note_gone(self, hosted: Hosted) -> None:
         """Have it known that a sandbox has ended, and that nothing of it is left here."""
         self._register.note_gone(hosted)
-        if hosted.why == _LOST and hosted.goes_on:
-            self._register.note_broken(hosted.record)
+        if hosted.goes_on and not (hosted.hibernates or self._is_ending):
+            self._register.note_broken(hosted.record)  # until it runs again
         if hosted.hibernates:
             self._register.note_hibernated(hosted.record)
         hosted.gone.set()

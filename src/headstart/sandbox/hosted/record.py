@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,18 @@ from headstart.runtime.codec import RecordCodec
 from headstart.runtime.kept import SandboxCheckpoint
 from headstart.sandbox.options import SandboxOptions
 
-__all__ = ["Hibernation", "HostedRecord", "OfSession", "read_record", "write_record"]
+__all__ = [
+    "Hibernation",
+    "HostedRecord",
+    "OfSession",
+    "branch_path",
+    "read_branches",
+    "read_record",
+    "remove_branches",
+    "write_record",
+]
+
+_OF_BRANCHES = "branch-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +55,11 @@ class OfSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRecord:
-    """A hosted sandbox, as whoever restarts the service has to know it.
+    """A hosted sandbox, or a branch of one, as whoever restarts the service has to know it.
 
     Attributes:
         id: Its own.
+        branch_of: The sandbox that it was forked from; None if it is none.
         name: What its user calls it; None if it has no name.
         created_wall_s: When it was made, seconds since 1970.
         session: The session that it ends with; None: it was made for none.
@@ -55,10 +68,12 @@ class HostedRecord:
         had_kernel / had_shell: Whether there is a Python kernel or a bash session to be lost.
         shell: The state of a bash session that was put to sleep when its processes ended; None if none was.
         hibernation: None unless it is hibernated.
+        boot: Of a branch: the start of the machine with which some of what has happened may go; None: all is on the disk.
     """
 
     id: str
     options: SandboxOptions
+    branch_of: str | None = None
     name: str | None = None
     created_wall_s: float = 0.0
     ends_after_idle_s: float | None = None
@@ -68,6 +83,7 @@ class HostedRecord:
     had_shell: bool = False
     shell: str | None = None
     hibernation: Hibernation | None = None
+    boot: str | None = None
 
     def is_of(self, session: SessionId) -> bool:
         """Whether it was made for this session."""
@@ -105,3 +121,26 @@ def read_record(path: Path) -> HostedRecord:
         raise BackendError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise BackendError(f"{path} is damaged: {error}") from error
+
+
+def branch_path(folder: Path, branch: str) -> Path:
+    """Return where the record of a branch is, in its origin's folder."""
+    return folder / f"{_OF_BRANCHES}{branch}.json"
+
+
+def read_branches(folder: Path) -> dict[str, HostedRecord]:
+    """Return the records of a sandbox's branches, by id.
+
+    Raises:
+        BackendError: One cannot be read, or means nothing.
+    """
+    records = [read_record(path) for path in sorted(folder.glob(f"{_OF_BRANCHES}*.json"))]
+    return {record.id: record for record in records}
+
+
+def remove_branches(folder: Path, *, but: Collection[str]) -> None:
+    """Remove the records of branches that have ended, and what was being written of them."""
+    paths = {branch_path(folder, branch) for branch in but}
+    for path in folder.glob(f"{_OF_BRANCHES}*"):
+        if path not in paths:
+            path.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ class Hosted:
     """One sandbox, or branch, that lives.
 
     Attributes:
-        record: What it was made with; of a branch: what the sandbox was that it was forked from.
+        record: What it was made with, and what ran in it.
         users: How many use it now; it is idle when nobody does.
         ending: Set to have its task end it; then `why` says for what reason.
         goes_on: It ends for now only: the next service has it again, or this one at once.
@@ -39,8 +39,6 @@ class Hosted:
 
     box: Sandbox
     record: HostedRecord
-    branch_of: str | None
-    created_wall_s: float
     used_at_s: float
     users: int = 0
     why: str = ""
@@ -56,9 +54,14 @@ class Hosted:
         return self.box.id
 
     @property
+    def branch_of(self) -> str | None:
+        """The sandbox that it was forked from; None if it is none."""
+        return self.record.branch_of
+
+    @property
     def name(self) -> str | None:
         """What its user calls it; a branch has no name."""
-        return None if self.branch_of else self.record.name
+        return self.record.name
 
     def end(self, why: str, *, goes_on: bool = False, hibernates: bool = False) -> None:
         """Have its task end it; the first reason counts."""

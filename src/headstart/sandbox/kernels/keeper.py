@@ -174,8 +174,8 @@ class Keeper:
         self._was_lost = False
 
     def note_lost(self) -> None:
-        """The next turn is told to be in the place of one that was lost."""
-        self._was_lost = True
+        """The next turn is told to be in the place of one that was lost, also if it begins anew."""
+        self._was_lost = self._was_lost_then = True
 
     def begin_anew(self, *, is_lost: bool = False) -> None:
         """Have the next turn taken in a new interpreter. That this one ends, or has ended, is meant, or `is_lost`."""

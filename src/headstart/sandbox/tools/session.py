@@ -54,6 +54,8 @@ class SessionSandbox:
         """Go on with the sandbox that the session had before the service was started; return whether there is one."""
         self._sandbox = self.host.take_up(self._session.id)
         self.has_state = self._sandbox is not None
+        if self._sandbox is not None:
+            self._branches = dict.fromkeys(self.host.branches_of(self._sandbox))
         return self.has_state
 
     async def sandbox(self) -> str:
