@@ -184,11 +184,16 @@ async def act(host: SandboxHost, name: str, moment: str) -> None:
 
 async def main() -> None:
     state, name, moment = Path(sys.argv[1]), *sys.argv[2:]
-    if name == "start":
+    if name in {"start", "go on"}:
         async with open_host(state) as host:
-            await have_branches(host, await prepare(host))
+            box = await prepare(host)
+            await (have_branches(host, box) if name == "start" else have_session(host, box))
         arm(moment)
     async with open_host(state) as host:
+        if name == "go on":
+            with host.using("mine") as found:
+                await found.run_in_shell("W=8")
+            die()
         if name != "start":
             await act(host, name, moment)
         if name != "stop":

@@ -200,6 +200,14 @@ async def test_a_session_that_nobody_has_used_since_outlives_the_next_service_as
             assert (await box.run_in_shell("f")).stdout == "from f\n"
 
 
+async def test_a_session_that_has_gone_on_since_it_was_kept_is_lost_and_told(tmp_path: Path) -> None:
+    await anyio.to_thread.run_sync(killed, tmp_path, "go on", "")
+    async with open_host(tmp_path) as host:
+        with host.using("mine") as box:
+            session = await box.run_in_shell("echo $W")
+            assert (session.stdout, session.restarted) == ("\n", True)
+
+
 async def test_a_rollback_past_other_checkpoints_is_remembered_through_many_restarts(tmp_path: Path) -> None:
     async with open_host(tmp_path) as host:
         box = await host.create(SandboxOptions(), name="mine")

@@ -455,7 +455,8 @@ class SandboxHost:
         hosted.has_had_shell |= shell
         had_kernel = kernel or (hosted.record.had_kernel and not hosted.has_had_kernel)
         had_shell = shell or (hosted.record.had_shell and not hosted.has_had_shell)
-        record = replace(hosted.record, had_kernel=had_kernel, had_shell=had_shell)
+        asleep = hosted.record.shell if hosted.record.shell == hosted.box.shell.asleep else None  # else it has gone on
+        record = replace(hosted.record, had_kernel=had_kernel, had_shell=had_shell, shell=asleep)
         if record != hosted.record and not hosted.ending.is_set():
             hosted.record = record
             self._keeping.remember_if_possible(record)

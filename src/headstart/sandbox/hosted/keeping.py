@@ -314,7 +314,7 @@ class SandboxKeeping:
             box.kernel.note_lost()
         going_on = replace(record, hibernation=None)
         self.remember_if_possible(going_on)  # with the session: until it runs, it may be needed again
-        return replace(going_on, shell=None)
+        return going_on
 
     def _was(self, record: HostedRecord, told: Sequence[TransactionEvent]) -> LineageView:
         """Return what there was when the earlier service ended."""
