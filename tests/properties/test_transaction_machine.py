@@ -429,6 +429,22 @@ class TransactionMachine(RuleBasedStateMachine):
                 self.discard_branch(branch)
         self.acts_succeed(data, steps)
 
+    @rule(data=st.data(), effect=st.sampled_from([None, *Effect]), ends=st.booleans(), steps=st.integers(0, 3))
+    def speculate_over_a_kill(self, data: st.DataObject, effect: Effect | None, ends: bool, steps: int) -> None:
+        """Fork, be killed, and commit what is there then."""
+        self.everything_that_runs_ends(data)
+        known = {*self.branches}
+        self.fork()
+        self.acts_succeed(data, 1)
+        if effect is not None:
+            self.run_in_canonical(effect)
+        if ends:
+            self.everything_that_runs_ends(data)
+        self.killed(data)
+        for branch in sorted({*self.branches} - known):
+            self.commit_branch(branch, "none")
+        self.acts_succeed(data, steps)
+
     @rule(data=st.data())
     def fork_beside_a_read_that_writes(self, data: st.DataObject) -> None:
         self.run_in_canonical(Effect.READ)
