@@ -562,6 +562,7 @@ async def test_a_named_session_goes_on_where_it_was_after_a_kill_and_is_told_onc
         async with talking(started, "survives") as talk:
             await talk.bash("echo work > work.txt; NAME=lost; sleep 600 &")
             kept = (await talk.ok("checkpoint", files_only=True)).split()[1]
+            branch = (await talk.ok("fork", files_only=True)).split()[1]
             await talk.ok("write_file", path="work.txt", content="more")
             await talk.ok("python", code="x = 1")
         processes = started.processes()
@@ -570,6 +571,8 @@ async def test_a_named_session_goes_on_where_it_was_after_a_kill_and_is_told_onc
     with service(place) as started:
         async with talking(started, "survives") as talk:
             assert await talk.ok("read_file", path="work.txt") == "more"
+            assert await talk.ok("read_file", path="work.txt", branch=branch) == "work\n"
+            await talk.ok("discard", branch=branch)
             told = await talk.ok("bash", command="echo -$NAME-")
             assert told.startswith("--\n[this is a new session: what those before had set is gone]\n")
             assert "[this is a new session: what those before had set is gone]" in await talk.ok("python", code="1")
