@@ -20,7 +20,6 @@ from headstart.cli.sandbox.options import (
 from headstart.cli.settings import StateOption
 from headstart.cli.terminal import say, shown
 from headstart.errors import TransactionRefused
-from headstart.runtime.kept import id_meant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +62,8 @@ def rollback(
     """Go back to a checkpoint. What runs is ended."""
 
     async def work(service: HostedSandboxes) -> tuple[str, str, Sequence[str]]:
+        from headstart.runtime.kept import id_meant
+
         box = await service.get(sandbox)
         kept = (await box.info()).checkpoints
         if to is None and not kept:
@@ -86,6 +87,8 @@ def drop(
     """Let go of a checkpoint, and of the memory that only it needs."""
 
     async def work(service: HostedSandboxes) -> tuple[str, str]:
+        from headstart.runtime.kept import id_meant
+
         box = await service.get(sandbox)
         chosen = id_meant(kept, (await box.info()).checkpoints)
         await box.drop(chosen)
