@@ -86,3 +86,21 @@ def test_a_library_that_fails_at_it_is_named_and_the_others_are_seeded(tmp_path:
     told = copies("import torch, random; random.seed(1)", "random.getrandbits(64)", path=tmp_path)
     assert len({drawn for drawn, _, _ in told}) == 3
     assert [left for _, left, _ in told] == [["torch"]] * 3
+
+
+def test_generators_in_variables_and_native_ones_are_named(tmp_path: Path) -> None:
+    for name in ("cryptography", "uuid_utils"):
+        (tmp_path / f"{name}.py").write_text("")
+    prepared = (
+        "import random, cryptography, uuid_utils, numpy.random\n"
+        "a, b, c, d = random.Random(), random.SystemRandom(), numpy.random.default_rng(), numpy.random.RandomState(1)"
+    )
+    told = copies(prepared, "0", path=tmp_path)
+    assert [left for _, left, _ in told] == [["a", "c", "cryptography", "d", "uuid_utils"]] * 3
+
+
+def test_what_uuids_end_with_where_no_card_tells_is_other_in_each_copy() -> None:
+    without_cards = "import uuid, random; random.seed(1); uuid._GETTERS, uuid._generate_time_safe = [], None"
+    prepared = without_cards + "; uuid.getnode()"
+    assert len({node for node, _, _ in copies(prepared, "uuid.getnode()", then="None")}) == 1
+    assert len({node for node, _, _ in copies(prepared, "uuid.getnode()")}) == 3

@@ -1,8 +1,9 @@
 """Random state of a Python that was copied: each copy is to draw numbers of its own, or the same as the origin.
 
 Handed over as text; imports nothing of ours, and nothing that is not imported already. `secrets`, `os.urandom` and
-`random.SystemRandom` ask the kernel each time, so they need nothing. What stays as it was, and is not looked for:
-generators that somebody holds in a variable (`random.Random()`, `numpy.random.default_rng()`), and the seed of hashes.
+`random.SystemRandom` ask the kernel each time, so they need nothing. Generators that somebody holds
+(`random.Random()`, `numpy.random.default_rng()`) stay as they were: they are named where a cell has them in a
+variable, and not looked for elsewhere. So does the seed of hashes.
 """
 
 import os
@@ -13,7 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_NEVER_REFRESHED = ("cupy", "jax", "mxnet", "paddle", "tensorflow")
+_NEVER_REFRESHED = (
+    "cryptography",
+    "cupy",
+    "fastuuid",
+    "jax",
+    "mxnet",
+    "paddle",
+    "tensorflow",
+    "ulid_transform",
+    "uuid_utils",
+)
+"""Libraries with random state in native code (`cryptography` may have an OpenSSL of its own)."""
+
+_GENERATORS = (
+    ("random", ("Random",)),
+    ("numpy.random", ("BitGenerator", "Generator", "RandomState")),
+    ("torch", ("Generator",)),
+)
+"""Modules, and their classes of generators that draw for who holds them."""
 
 
 def _seed(module: "Any") -> None:
@@ -34,6 +53,11 @@ def _renew_key(process: "Any") -> None:
     process.current_process().authkey = os.urandom(32)
 
 
+def _forget_node(uuid: "Any") -> None:
+    """What `uuid1` ends with is a random number, where no network card tells another."""
+    uuid._node = None  # noqa: SLF001
+
+
 def _seed_libc(ctypes: "Any") -> None:
     """For `random` and `rand`; without ctypes, nobody but extensions in C can reach them."""
     ctypes.CDLL(None).srandom(int.from_bytes(os.urandom(4), "little"))
@@ -46,6 +70,7 @@ _RENEWED = (
     ("ssl", _stir),
     ("tempfile", _renew_names),
     ("multiprocessing.process", _renew_key),
+    ("uuid", _forget_node),
     ("ctypes", _seed_libc),
 )
 """Modules with random state for all, and what gives them other one."""
@@ -61,12 +86,21 @@ def hold() -> "Callable[[], None]":
 
 
 def unseeded() -> "list[str]":
-    """Return the names of imported libraries that nobody can seed anew from outside."""
-    return [name for name in _NEVER_REFRESHED if name in sys.modules]
+    """Return the names of imported libraries, and of cells' variables, that nobody can seed anew from outside."""
+    return [*(name for name in _NEVER_REFRESHED if name in sys.modules), *_generators()]
+
+
+def _generators() -> "list[str]":
+    """Return the names of variables of cells that are generators."""
+    kinds = [getattr(sys.modules.get(module), name, None) for module, names in _GENERATORS for name in names]
+    found = tuple(kind for kind in kinds if isinstance(kind, type))
+    asks = getattr(sys.modules.get("random"), "SystemRandom", ())
+    variables = list(getattr(sys.modules.get("__main__"), "__dict__", {}).items())
+    return [name for name, value in variables if issubclass(type(value), found) and not issubclass(type(value), asks)]
 
 
 def reseed() -> "list[str]":
-    """Seed what can be seeded anew; return the names of imported libraries that may go on as the origin does."""
+    """Seed what can be seeded anew; return the names of what may go on as the origin does."""
     left = unseeded()
     for name, renew in _RENEWED:
         if name not in sys.modules:
