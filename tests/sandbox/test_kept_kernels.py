@@ -99,6 +99,7 @@ HELD = [
     ("f = open('/etc/passwd')", "/etc/passwd"),
     ("import os; r, w = os.pipe()", "pipe:"),
     ("import mmap; m = mmap.mmap(-1, 4096)", "shared memory"),
+    ("import ctypes; t = ctypes.c_void_p(); ctypes.CDLL(None).timer_create(0, None, ctypes.byref(t))", "POSIX timer 0"),
     (TASK, "asyncio task sleeper"),
     ("import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", "working folder"),
 ]
@@ -289,3 +290,50 @@ async def test_what_libraries_draw_from_is_other_in_each_fresh_branch(box: heads
     async with await box.fork() as one, await box.fork() as other:
         told = [(await tell(each, "drawn()")).strip("'").split() for each in (one, other)]
     assert told[0][1:] == told[1][1:], "names, key and numbers stay the same with the same identity"
+
+
+SET = """
+import os, resource, signal
+os.umask(0o077)
+os.nice(5)
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+open('/proc/self/comm', 'w').write('renamed')
+for kind, limit in ((resource.RLIMIT_NOFILE, (90, 99)), (resource.RLIMIT_AS, (10**9, 2 * 10**9))):
+    resource.setrlimit(kind, limit)
+ticks = []
+signal.signal(signal.SIGALRM, lambda *_: ticks.append(1))
+signal.setitimer(signal.ITIMER_REAL, 500, 7)
+"""
+LOOK = """
+left, again = signal.getitimer(signal.ITIMER_REAL)
+(os.umask(0o077), os.nice(0), os.sched_getaffinity(0) == {min(os.sched_getaffinity(0))}, open('/proc/self/comm').read(),
+ resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_AS), 300 < left <= 500, again)
+"""
+SETTINGS = r"(63, 5, True, 'renamed\n', (90, 99), (1000000000, 2000000000), True, 7.0)"
+
+
+async def test_what_a_process_has_besides_its_memory_is_as_it_was_where_a_kernel_goes_on(
+    box: headstart.Sandbox,
+) -> None:
+    assert (await box.run_code(SET)).error is None
+    kept = await box.checkpoint()
+    assert await tell(box, LOOK) == SETTINGS, "it goes on with them"
+    for _ in range(2):
+        await tell(box, "os.umask(0o002); os.nice(3); signal.setitimer(signal.ITIMER_REAL, 0)")
+        await box.rollback(kept)
+        assert await tell(box, LOOK) == SETTINGS
+    async with await box.fork() as branch:
+        assert await tell(branch, LOOK) == SETTINGS
+        await branch.commit()
+    async with await box.fork(identity="fresh") as branch:
+        assert await tell(branch, LOOK) == SETTINGS, "also of what has gone on from an image itself"
+        assert (await branch.run_code("os.nice(-1)")).error is not None, "and no rights come with them"
+
+
+async def test_a_timer_goes_off_where_a_kernel_goes_on(box: headstart.Sandbox) -> None:
+    await tell(box, "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])")
+    await tell(box, "signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)")
+    kept = await box.checkpoint()
+    await tell(box, "signal.setitimer(signal.ITIMER_REAL, 0)")
+    await box.rollback(kept)
+    assert await tell(box, "signal.sigtimedwait([signal.SIGALRM], 30) is not None") == "True"

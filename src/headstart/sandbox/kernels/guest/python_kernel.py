@@ -35,10 +35,12 @@ import gc
 import json
 import linecache
 import os
+import resource
 import signal
 import sys
 import traceback
 import types
+from functools import partial
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all of the above
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ _FEATURES = sum({getattr(__future__, name).compiler_flag for name in __future__.
 
 _close, _dup2, _exit, _fstat = os.close, os.dup2, os._exit, os.fstat
 _fork, _getpid, _kill, _read, _write = os.fork, os.getpid, os.kill, os.read, os.write
-_chdir, _getcwd, _waitpid = os.chdir, os.getcwd, os.waitpid
+_chdir, _getcwd, _umask, _waitpid = os.chdir, os.getcwd, os.umask, os.waitpid
+_getitimer, _setitimer = signal.getitimer, signal.setitimer
 _dumps, _loads = json.dumps, json.loads
 """As they are now, whatever cells do to these modules."""
 
@@ -167,6 +170,8 @@ class Kernel:
         self._forks = False
         self._folder = ""
         """Where cells are, while it has left there to be kept; "" if it has not."""
+        self._settings: list[Any] = []
+        """The values of `_SETTINGS` that cells have left behind, until they are here, too; [] if they are."""
         self._on_interrupt: Any = signal.default_int_handler
         self._loop: asyncio.AbstractEventLoop | None = None
         self._functions: dict[str, dict[str, Any]] = {}
@@ -232,7 +237,7 @@ class Kernel:
     def _be_kept(self, number: int, seeding: dict[str, Any]) -> None:
         """Tell what a fork would not have; if that is nothing, fork, for whoever traces this, who tells what comes of it."""
         self._stdio.flush()
-        held = [*self._tasks(), *_threads(), *self._open_descriptors(), *_shared_memory()]
+        held = [*self._tasks(), *_threads(), *self._open_descriptors(), *_shared_memory(), *_timers()]
         held = held or self._leave_folder()
         told = {"held": held, "unseeded": seeding["unseeded"]()}
         self._results.send(b"%d %s\0" % (number, _dumps(told).encode()))
@@ -249,6 +254,7 @@ class Kernel:
 
     def _fork(self, go_on_drawing: Callable[[], None]) -> None:
         self._forks = True
+        settings = self._settings or [read() for _, read, _ in _SETTINGS]
         at_trap = signal.signal(signal.SIGTRAP, signal.SIG_IGN)  # who traces sees it all the same
         try:
             _kill(_getpid(), signal.SIGTRAP)
@@ -260,6 +266,7 @@ class Kernel:
             self._forks = False
         if child == 0:
             go_on_drawing()
+            self._settings = settings
             self._go_on()
         elif child != _KEPT:  # nobody has taken it away
             _waitpid(child, 0)
@@ -273,7 +280,14 @@ class Kernel:
         self._results.send(b"0 \0")
 
     def _come_back(self) -> None:
-        """Go where cells are."""
+        """Go where cells are, and be as they were."""
+        settings, self._settings = self._settings, []
+        for (name, read, write), value in zip(_SETTINGS, settings):  # noqa: B905 not before 3.10
+            try:
+                if read() != value:
+                    write(value)
+            except (OSError, ValueError) as error:
+                sys.stderr.write(f"headstart: {name} cannot be {value} here ({error})\n")
         folder, self._folder = self._folder, ""
         if folder:
             try:
@@ -407,6 +421,55 @@ def _shared_memory() -> list[str]:
         if each[1][1] == "w" and each[1][3] == "s"
     ]
     return [f"shared memory: {path}" for path in dict.fromkeys(shared)]
+
+
+def _timers() -> list[str]:
+    """Return what `timer_create` has made; those of `setitimer` are among `_SETTINGS`."""
+    try:
+        with open("/proc/self/timers", encoding="utf-8") as timers:
+            return [f"the POSIX timer {line[3:].strip()}" for line in timers if line.startswith("ID:")]
+    except OSError:
+        return []  # a kernel that does not tell
+
+
+def _read_umask() -> int:
+    mask = _umask(0o077)
+    _umask(mask)
+    return mask
+
+
+def _read_name() -> bytes:
+    with open("/proc/self/comm", "rb") as name:
+        return name.read().rstrip(b"\n")
+
+
+def _write_name(name: bytes) -> None:
+    with open("/proc/self/comm", "wb") as file:
+        file.write(name)
+
+
+def _set_timer(which: int, times: tuple[float, float]) -> None:
+    _setitimer(which, *times)
+
+
+_SETTINGS: list[tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [
+    ("the umask", _read_umask, _umask),
+    ("the niceness", partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
+    ("the set of CPUs", partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
+    ("the process's name", _read_name, _write_name),
+    *(
+        (name, partial(resource.getrlimit, kind), partial(resource.setrlimit, kind))
+        for name, kind in vars(resource).items()
+        if name.startswith("RLIMIT_")
+    ),
+    *(
+        (name, partial(_getitimer, which), partial(_set_timer, which))
+        for name, which in vars(signal).items()
+        if name.startswith("ITIMER_")
+    ),
+]
+"""What a process has besides its memory, and a fork that goes on elsewhere does not have of it: what is told of it,
+what reads and what writes it."""
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
