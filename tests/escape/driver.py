@@ -3,7 +3,9 @@
 Stand-alone: `python driver.py < order`, one JSON object in, one out. The order holds
 `state` (an empty directory of ours), `facts` (what the attacks may know), `attacks` (`id`,
 `script`, `network`), `forked` (whether sandboxes are forks of one zygote, whose preloaded
-module `hostile` attacks too), `stored` (whether each has its files in a store), and `private_network` (put metadata addresses on a loopback of our own).
+module `hostile` attacks too), `stored` (whether each has its files in a store), `kept` (what has been kept of sandboxes before:
+`checkpointed`, `branch`, and where the attackers are programs that can be kept, `kernel` or `rolled back kernel`), and
+`private_network` (put metadata addresses on a loopback of our own).
 
 Beside the attacker there is a victim: another sandbox with a file and a process of its own,
 a sentinel process outside, and listeners on the host. What became of them is reported too.
@@ -26,9 +28,12 @@ from typing import Any
 import anyio
 
 from headstart.backends.contract import (
+    REVIVED_FROM,
     ByteStreams,
+    Checkpoint,
     Command,
     ExitStatus,
+    ForkableProcess,
     Identity,
     Limits,
     Mount,
@@ -36,6 +41,8 @@ from headstart.backends.contract import (
     Network,
     Preload,
     Prepared,
+    Processes,
+    ProcessImage,
     RunningSandbox,
     Template,
 )
@@ -45,6 +52,7 @@ from headstart.ids import SandboxId
 
 PYTHON = "/usr/bin/python3"
 PATIENCE_S = 20
+DRAINED_S = 0.5
 LIMITS = Limits(memory_bytes=150_000_000, pids=60, scratch_bytes=30_000_000)
 SECRET = "the victim's secret"
 VICTIM_SLEEPS = "119.25"
@@ -56,6 +64,15 @@ class Surroundings:
 
     facts: dict[str, Any]
     sentinel: subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What branches begin with: a sandbox, its state, and a program in it, if it was kept, too."""
+
+    sandbox: RunningSandbox
+    checkpoint: Checkpoint
+    image: ProcessImage | None = None
 
 
 def main() -> None:
@@ -72,6 +89,8 @@ async def _serve(order: dict[str, Any]) -> dict[str, Any]:
     state = Path(order["state"])
     with _surroundings(state) as around:
         async with open_local_backend(state) as backend:
+            if "kernel" in order["kept"] and backend.capabilities.processes is Processes.NONE:
+                return {"skipped": "no programs are kept here: nobody may trace processes"}
             return await _attack(backend, around, order)
 
 
@@ -102,8 +121,18 @@ async def _try(
     backend: LocalBackend, attack: dict[str, Any], facts: dict[str, Any], order: dict[str, Any]
 ) -> dict[str, Any]:
     sandbox = await _start(backend, f"attacker-{attack['id']}", order, Network(attack["network"]))
+    script = attack["script"].replace("@FACTS@", repr(json.dumps(facts)))
     try:
-        return await _python(sandbox, attack["script"].replace("@FACTS@", repr(json.dumps(facts))))
+        if order["kept"] == "kernel":
+            async with sandbox.start_forkable(Command(argv=(PYTHON, "-I", "-c", script))) as kernel:
+                return await _said_by(kernel)
+        image = (await _origin(backend, order, Network(attack["network"]))).image if order["kept"] in BRANCHES else None
+        if image is not None:
+            async with sandbox.revive(image) as kernel:
+                await kernel.streams.stdin.send(script.encode())
+                await kernel.streams.stdin.aclose()
+                return await _said_by(kernel)
+        return await _python(sandbox, script)
     finally:
         await sandbox.aclose()
 
@@ -112,10 +141,82 @@ async def _start(
     backend: LocalBackend, name: str, order: dict[str, Any], network: Network = Network.NONE
 ) -> RunningSandbox:
     prepared, identity = await _prepared(backend, order, network), Identity(sandbox=SandboxId(name))
+    if order["kept"] in BRANCHES:
+        return await _branch(await _origin(backend, order, network), identity)
     if order["stored"]:
         store = "".join(letter if letter.isalnum() else "-" for letter in name)
         return await (await backend.stores.open(store, limits=LIMITS)).start(prepared, identity)
-    return await backend.start(prepared, identity)
+    sandbox = await backend.start(prepared, identity)
+    if order["kept"] == "checkpointed":
+        await sandbox.checkpoint()
+    return sandbox
+
+
+BRANCHES = {"branch", "rolled back kernel"}
+KERNEL = f"""
+import os, signal
+os.chdir("/")
+os.read(0, 1)
+os.kill(os.getpid(), signal.SIGTRAP)
+first = {REVIVED_FROM} if os.fork() == 0 else 0
+for number in range(3 if first else 0): os.dup2(number + first, number); os.close(number + first)
+parts = list(iter(lambda: os.read(0, 1 << 16), b""))
+exec(b"".join(parts)) if first else None
+"""
+"""A program that is kept when it is told to, and runs what it is given where it goes on."""
+
+
+async def _origin(backend: LocalBackend, order: dict[str, Any], network: Network) -> Origin:
+    """Start what all sandboxes of one network are branches of, so that they are siblings."""
+    known: dict[Network, Origin] = order.setdefault("origins", {})
+    if network not in known:
+        prepared = await _prepared(backend, order, network)
+        sandbox = await backend.start(prepared, Identity(sandbox=SandboxId(f"origin-{network.value}")))
+        image = await _kept_in(sandbox) if order["kept"] == "rolled back kernel" else None
+        known[network] = Origin(sandbox=sandbox, checkpoint=await sandbox.checkpoint(), image=image)
+    return known[network]
+
+
+async def _branch(origin: Origin, identity: Identity) -> RunningSandbox:
+    """Begin a branch, as soon as there is room: what one before has filled is removed when nobody waits for that."""
+    with anyio.fail_after(PATIENCE_S):
+        while True:
+            try:
+                return await origin.sandbox.fork(origin.checkpoint, identity)
+            except BackendError as error:
+                if "No space left" not in str(error):
+                    raise
+                await anyio.sleep(0.01)
+
+
+async def _kept_in(sandbox: RunningSandbox) -> ProcessImage:
+    async with sandbox.start_forkable(Command(argv=(PYTHON, "-I", "-c", KERNEL))) as kernel:
+
+        async def ask() -> bool:
+            await kernel.streams.stdin.send(b".")
+            return True
+
+        image = await kernel.keep(ask)
+        assert image is not None
+        await image.settled()
+        return image
+
+
+async def _said_by(kernel: ForkableProcess) -> dict[str, Any]:
+    """As `_python`, of a program that is there already. What it has left running may keep its pipes open."""
+    said: list[list[bytes]] = [[], []]
+    try:
+        with anyio.fail_after(PATIENCE_S):
+            status = await kernel.streams.wait()
+    except TimeoutError:
+        return _told(ExitStatus(), "TIMED OUT", "")
+    except BackendError as error:
+        return _told(ExitStatus(), f"LOST {error}", "")
+    for stream, chunks in zip((kernel.streams.stdout, kernel.streams.stderr), said, strict=True):
+        with anyio.move_on_after(DRAINED_S):
+            async for chunk in stream:
+                chunks.append(chunk)
+    return _told(status, *(b"".join(chunks).decode().strip()[:2000] for chunks in said))
 
 
 async def _prepared(backend: LocalBackend, order: dict[str, Any], network: Network) -> Prepared:

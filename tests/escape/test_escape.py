@@ -5,7 +5,9 @@ stopped it. The same script (or, where that would hurt this machine, its milder 
 its control: run outside, it must say `GOT`. So a test can fail in both directions: by an
 escape, and by an attack that would not work anyway.
 
-All attacks run once per user: a service that runs as root, and one of an ordinary user.
+All attacks run once per user and setting: a service that runs as root, and one of an ordinary user; in
+sandboxes that start cold, are forks of a zygote, or have their files in a store; after a checkpoint, and in a branch; and
+as a program that can be kept, also one that goes on in a branch.
 """
 
 from __future__ import annotations
@@ -108,7 +110,10 @@ def run_driver(user: str, order: dict[str, Any]) -> dict[str, Any]:
     if (why := _NOTHING_OUTLIVES.search(done.stderr)) is not None:
         pytest.skip(why[0])
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    told = json.loads(done.stdout)
+    if "skipped" in told:
+        pytest.skip(f"{told['skipped']} ({user})")
+    return told
 
 
 def state_for(user: str, ground: Path) -> Path:
@@ -121,9 +126,19 @@ def state_for(user: str, ground: Path) -> Path:
     return state
 
 
-@pytest.fixture(
-    scope="module", params=["root", "ordinary", "root, forked", "ordinary, forked", "root, stored", "ordinary, stored"]
-)
+KEPT = ("checkpointed", "branch", "kernel", "rolled back kernel")
+SETTINGS = [
+    "root",
+    "ordinary",
+    "root, forked",
+    "ordinary, forked",
+    "root, stored",
+    "ordinary, stored",
+    *(f"{user}, {kept}" for kept in KEPT for user in ("root", "ordinary")),
+]
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
 def setting(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -136,7 +151,9 @@ def user(setting: str) -> str:
 @pytest.fixture(scope="module")
 def report(user: str, setting: str, bait: Bait, ground: Path) -> dict[str, Any]:
     attacks = [{"id": a.id, "script": PRELUDE + a.script, "network": a.network} for a in ATTACKS]
-    order = order_for(state_for(user, ground), bait, attacks, forked="forked" in setting, stored="stored" in setting)
+    how = setting.partition(", ")[2]
+    kept = how if how in KEPT else ""
+    order = order_for(state_for(user, ground), bait, attacks, forked=how == "forked", stored=how == "stored", kept=kept)
     return run_driver(user, order)
 
 
@@ -148,6 +165,7 @@ def order_for(
     private_network: bool = False,
     forked: bool = False,
     stored: bool = False,
+    kept: str = "",
 ) -> dict[str, Any]:
     owner = state.stat().st_uid
     writable = state.parent / f"{state.name}-writable"
@@ -163,6 +181,7 @@ def order_for(
         "private_network": private_network,
         "forked": forked,
         "stored": stored,
+        "kept": kept,
     }
 
 

@@ -28,7 +28,7 @@ _PROGRAM = f"""
 import os, signal, subprocess, threading, time
 number, first, kept = 0, 0, threading.Event()
 def facts():
-    wanted = ("Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:", "CapAmb:", "NoNewPrivs:", "Seccomp:")
+    wanted = ("Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:", "NoNewPrivs:", "Seccomp:")
     status = [" ".join(line.split()) for line in open("/proc/self/status") if line.startswith(wanted)]
     limits = [" ".join(line.split()) for line in open("/proc/self/limits") if "file locks" not in line]
     spaces = [os.readlink("/proc/self/ns/" + name) for name in ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")]

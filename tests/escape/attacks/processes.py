@@ -38,7 +38,7 @@ PROCESSES = [
     ),
     Attack(
         id="signalling the host's processes",
-        script="first([FACTS['sentinel'], FACTS['driver'], os.getppid() and FACTS['driver']], lambda p: os.kill(p, signal.SIGTERM))",
+        script="first([FACTS['sentinel'], FACTS['driver']], lambda p: os.kill(p, signal.SIGTERM))",
         control="first([FACTS['sentinel']], lambda p: os.kill(p, 0))",
         reasons=frozenset({"ESRCH"}),
     ),

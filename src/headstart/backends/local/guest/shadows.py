@@ -232,9 +232,10 @@ def _brought_forth(tracee: Tracee, inside: int) -> Tracee:
 
 
 def _confine(program: Tracee, context: Context, order: Mapping[str, Any]) -> None:
-    """As `lockdown` does. Its bounding set stays: it cannot gain a capability from a file any more, nor be uid 0."""
+    """As `lockdown` does."""
     space = _Space(program, context)
     program.call("setsid")
+    _empty_bounding_set(program)
     if order["own"] is not None:
         uid, gid = order["own"]
         program.call("setresgid", gid, gid, gid)
@@ -258,6 +259,17 @@ def _confine(program: Tracee, context: Context, order: Mapping[str, Any]) -> Non
         filter_ = base64.b64decode(order["seccomp"])
         header = struct.pack("@HxxxxxxP", len(filter_) // 8, space.put(filter_))
         program.call("prctl", syscalls.PR_SET_SECCOMP, syscalls.SECCOMP_MODE_FILTER, space.put(header))
+
+
+def _empty_bounding_set(program: Tracee) -> None:
+    """Who enters a user namespace has a full one again, whatever it had before."""
+    for capability in range(syscalls.LAST_CAPABILITY):
+        try:
+            program.call("prctl", syscalls.PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return  # past the kernel's last one
+            raise
 
 
 class _Space:

@@ -84,7 +84,7 @@ _STATFS_BYTES = 256
 """More than the kernel's structure has anywhere."""
 SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
-_LAST_CAPABILITY = 63
+LAST_CAPABILITY = 63
 
 MACHINE = os.uname().machine
 _NR_CLONE, _NR_PIVOT_ROOT, _NR_SETNS, _NR_CAPSET = {
@@ -286,7 +286,7 @@ def set_title(title: str) -> None:
 
 def drop_all_capabilities() -> None:
     """Empty the bounding, ambient, effective, permitted and inheritable sets."""
-    for capability in range(_LAST_CAPABILITY):
+    for capability in range(LAST_CAPABILITY):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
