@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from tests.machine import may_make_namespaces
+from tests.machine import may_make_namespaces, where_files_outlive
 from tests.sandbox.hosted.hosting import it_can_go_on, killed, on_disk, open_host
 
 from headstart.errors import BackendError, Conflict, SandboxUnknown
@@ -23,6 +23,7 @@ from headstart.sandbox.sandbox import Sandbox
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(not may_make_namespaces(), reason="the local backend cannot run here: no namespaces"),
+    where_files_outlive,
 ]
 
 
