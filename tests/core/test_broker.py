@@ -303,6 +303,16 @@ def test_a_guess_may_use_the_cpu_that_was_reserved_for_it_and_its_call_lifts_the
     assert limits(d.call("c", 3.0)) == [None]
 
 
+def test_a_guess_that_is_measured_while_it_starts_keeps_the_memory_that_it_will_hold() -> None:
+    d = Driven()
+    d.generation("g", 1.0)
+    [start] = starts(d.text("g", 1.1, "I will build a pivot table in the workbook "))
+    d.tell(SandboxMeasured(at_s=1.5, sandbox=start.sandbox, memory_bytes=1_000_000, cpu_s=0.2))
+    assert d.broker.statistics(1.5).waste.reserved_memory_bytes == 100_000_000
+    d.ready(start.sandbox, 2.1, memory_bytes=30_000_000)
+    assert d.broker.statistics(2.1).waste.reserved_memory_bytes == 30_000_000
+
+
 def test_what_wants_more_cpu_than_may_be_wasted_stands_still_until_time_has_brought_some() -> None:
     d = Driven(BrokerPolicy(waste_cpu_share=0.1))
     d.generation("g", 1.0)

@@ -54,6 +54,7 @@ from headstart.core.pool import (
     PoolPolicy,
     PoolStatistics,
     SandboxFellIdle,
+    SandboxState,
     Stake,
     StakeLost,
     StakeWon,
@@ -435,15 +436,17 @@ class Broker:
 
     def _check_cost(self, event: SandboxBecameReady | SandboxMeasured) -> list[Instruction]:
         """A bet holds no more memory, and uses no more CPU, than may be wasted: as it comes up, and as it grows."""
-        stake = self._pool.stake_on(event.sandbox)
-        if stake is None:
+        stake, found = self._pool.stake_on(event.sandbox), self._pool.inventory.find(event.sandbox)
+        if stake is None or found is None:
             return []
         allowed = self._books.measured(
             stake,
             self._now_s,
-            memory_bytes=event.memory_bytes,
+            memory_bytes=max(
+                event.memory_bytes, found.memory_bytes
+            ),  # while it starts, it is charged what it will hold
             cpu_s=event.cpu_s,
-            ready=self._pool.is_ready(event.sandbox),
+            ready=found.state is SandboxState.READY,
         )
         if isinstance(allowed, Refusal):
             return self._told(self._pool.stop(event.sandbox, StopReason.EVICTED)) + self._settle()

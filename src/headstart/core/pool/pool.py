@@ -202,11 +202,6 @@ class Pool:
         found = self.inventory.find(sandbox)
         return found is not None and found.idle
 
-    def is_ready(self, sandbox: SandboxId) -> bool:
-        """Whether it is warm and nobody's."""
-        found = self.inventory.find(sandbox)
-        return found is not None and found.state is SandboxState.READY
-
     def statistics(self, at_s: float) -> PoolStatistics:
         """Return a snapshot."""
         return PoolStatistics(
